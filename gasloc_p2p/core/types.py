@@ -1,0 +1,58 @@
+"""Values that every layer shares."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+PeerId: TypeAlias = str
+"""Base58 text of a libp2p peer id; compares and sorts as text."""
+
+Edge: TypeAlias = tuple[PeerId, PeerId]
+"""An undirected edge (a, b) with a < b."""
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+
+
+class EdgeKind(enum.StrEnum):
+    """How one edge of one round ended."""
+
+    APPLIED = "applied"
+    ASYMMETRIC = "asymmetric"
+    TIMED_OUT = "timed_out"
+    REFUSED = "refused"
+    CORRUPT = "corrupt"
+    NOT_PARTNER = "not_partner"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeOutcome:
+    """How one edge ended, seen from this side.
+
+    Attributes:
+        partner: the peer at the other end.
+        kind: how it ended; `APPLIED` and `ASYMMETRIC` edges are mixed, all others give their
+            weight back to this peer.
+        reason: one sentence for a person, empty when applied.
+        codes: the partner's encoded parameters, present exactly when the edge is mixed.
+        bytes_sent: bytes written to the stream.
+        bytes_received: bytes read from the stream.
+        elapsed_s: seconds from the start of the edge to its end.
+        wait_s: part of `elapsed_s` before the partner's Hello arrived.
+    """
+
+    partner: PeerId
+    kind: EdgeKind
+    reason: str = ""
+    codes: BytesLike | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    elapsed_s: float = 0.0
+    wait_s: float = 0.0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the partner's parameters take part in this round's mix."""
+        return self.kind in (EdgeKind.APPLIED, EdgeKind.ASYMMETRIC)

@@ -1,0 +1,119 @@
+"""What a node needs from the world: a network, a clock, and somewhere to compute.
+
+`gasloc_p2p.net` and `gasloc_p2p.simulate` each provide all of it, so `node/` runs unchanged on
+libp2p in real time and on an in-memory network in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from gasloc_p2p.core.types import BytesLike, PeerId
+
+T = TypeVar("T")
+
+
+class PeerUnreachableError(Exception):
+    """A stream to a peer could not be opened; the message says why."""
+
+
+class Stream(Protocol):
+    """One bidirectional byte stream to an authenticated peer."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Identity of the other end, proved by the transport."""
+        ...
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Return between 1 and `max_bytes` bytes, or b"" once the other end is gone."""
+        ...
+
+    async def write(self, data: BytesLike) -> None:
+        """Send `data`; return once the send buffer is below its limit.
+
+        Raises:
+            ConnectionError: the other end is gone.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close both directions; never raises and never waits for the other end."""
+        ...
+
+
+StreamHandler = Callable[[Stream], Awaitable[None]]
+
+
+class Network(Protocol):
+    """Streams to peers, and the key-value store through which they find each other.
+
+    Every method ends within its `deadline_s`.
+    """
+
+    @property
+    def peer_id(self) -> PeerId:
+        """This node's own identity."""
+        ...
+
+    def sign(self, payload: bytes) -> bytes:
+        """Sign `payload` with this node's identity; 64 bytes (Ed25519)."""
+        ...
+
+    async def open_stream(self, peer: PeerId, protocol: str, *, deadline_s: float) -> Stream:
+        """Open a stream to `peer`.
+
+        Raises:
+            PeerUnreachableError: the peer cannot be reached or does not speak `protocol`.
+            TimeoutError: nothing happened within `deadline_s`.
+        """
+        ...
+
+    async def serve(self, protocol: str, handler: StreamHandler) -> None:
+        """Run `handler` for every stream that a peer opens with `protocol`.
+
+        The handler owns its stream and closes it.
+        """
+        ...
+
+    async def publish_record(self, signed: bytes, *, deadline_s: float) -> bool:
+        """Store this peer's signed record for its run; False when nobody accepted it."""
+        ...
+
+    async def fetch_records(self, run_id: str, *, deadline_s: float) -> Sequence[bytes]:
+        """Return the signed records of `run_id` that the store holds now, in no order."""
+        ...
+
+    async def publish_manifest(self, run_id: str, manifest: bytes, *, deadline_s: float) -> bool:
+        """Store a run's manifest under its own digest; False when nobody accepted it."""
+        ...
+
+    async def fetch_manifest(self, run_id: str, digest: bytes, *, deadline_s: float) -> bytes | None:
+        """Return the manifest with this blake3 digest, or None when nobody has it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Leave the network and release everything; safe to call twice."""
+        ...
+
+
+class Clock(Protocol):
+    """Wall time; durations come from the running event loop's own clock."""
+
+    def unix_s(self) -> float:
+        """Seconds since the Unix epoch (virtual in simulation)."""
+        ...
+
+
+class Compute(Protocol):
+    """Where blocking tensor work runs, off the event loop."""
+
+    async def run(self, work: Callable[[], T], *, inner_steps: int = 0) -> T:
+        """Run `work` and return its result.
+
+        Args:
+            work: blocking function.
+            inner_steps: optimizer steps that it performs; what a virtual clock charges for.
+        """
+        ...
