@@ -37,6 +37,7 @@ class EdgeOutcome:
             weight back to this peer.
         reason: one sentence for a person, empty when applied.
         codes: the partner's encoded parameters, present exactly when the edge is mixed.
+        scales: what the partner's Hello said for the codec.
         bytes_sent: bytes written to the stream.
         bytes_received: bytes read from the stream.
         elapsed_s: seconds from the start of the edge to its end.
@@ -47,6 +48,7 @@ class EdgeOutcome:
     kind: EdgeKind
     reason: str = ""
     codes: BytesLike | None = None
+    scales: bytes = b""
     bytes_sent: int = 0
     bytes_received: int = 0
     elapsed_s: float = 0.0

@@ -1,0 +1,40 @@
+# The two commands of the README: `make testnet` and `make test`. They need python3 (3.11 to
+# 3.13) and make; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: testnet test test-all lint clean help
+
+help:
+	@echo "make testnet   run a swarm of 4 peers on this machine, to its report"
+	@echo "make test      the fast tests and those with real p2pd daemons"
+	@echo "make test-all  everything, the slow tiers too"
+	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make clean     remove the virtual environment"
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "python3 is %d.%d, but 3.11 to 3.13 is needed: make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+testnet: $(INSTALLED)
+	$(BIN)/gasloc testnet --compare-solo --report testnet-report.json
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV)

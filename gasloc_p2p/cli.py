@@ -1,0 +1,268 @@
+"""The `gasloc` command line.
+
+Commands import what they need after their arguments are read, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from gasloc_p2p.config import Layer, LoadedConfig
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    help="Train a language model together, without a data centre and without a coordinator.\n\n"
+    "Try it on this machine:  gasloc testnet\n\n"
+    "With others: the first one runs `gasloc start` and passes on the invite that it prints; "
+    "everybody else runs `gasloc join INVITE`.",
+)
+config_app = typer.Typer(no_args_is_help=True, help="Write, check and explain settings.")
+app.add_typer(config_app, name="config")
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Change one setting; may be repeated. `gasloc config show` lists them all.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="Read settings from a TOML file.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debugging output.")]
+Peers = Annotated[int, typer.Option(min=1, max=256, help="How many peers.")]
+Rounds = Annotated[int | None, typer.Option(help="Training rounds. [default: 32]")]
+Topology = Annotated[
+    str | None,
+    typer.Option(help="Who exchanges: pairs, ring, complete, cycle, none. [default: pairs]"),
+]
+Codec = Annotated[str | None, typer.Option(help="none (fp32) or bf16. [default: none]")]
+LocalSteps = Annotated[
+    int | None, typer.Option(help="Inner steps of each peer in a round. [default: 30]")
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Seed of parameters, pairings and samples. [default: 0]")
+]
+CompareSolo = Annotated[
+    bool, typer.Option("--compare-solo", help="Also train the same peers alone, and compare.")
+]
+Report = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a JSON report (see docs/report.md).")
+]
+Keep = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep identities, logs and parameters in this folder."),
+]
+
+
+@app.command()
+def testnet(
+    peers: Peers = 4,
+    rounds: Rounds = None,
+    topology: Topology = None,
+    codec: Codec = None,
+    local_steps: LocalSteps = None,
+    seed: Seed = None,
+    compare_solo: CompareSolo = False,
+    report: Report = None,
+    keep: Keep = None,
+    config: ConfigFile = None,
+    set_: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Run a whole swarm on this machine: a bootstrap and several nodes, real DHT, real libp2p.
+
+    The nodes are processes of their own that meet on loopback, train a small model on the source of
+    Python's standard library, and exchange parameters in random pairs. Takes about a minute.
+    Ctrl-C ends all of them.
+    """
+    loaded = _swarm_config(
+        peers, config, set_, rounds, topology, codec, local_steps, seed, run_id="testnet"
+    )
+    from gasloc_p2p.commands import testnet as command
+
+    code = command.run(
+        loaded.config,
+        peers=peers,
+        compare_solo=compare_solo,
+        report_path=report,
+        keep=keep,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def simulate(
+    peers: Peers = 4,
+    rounds: Rounds = None,
+    topology: Topology = None,
+    codec: Codec = None,
+    local_steps: LocalSteps = None,
+    seed: Seed = None,
+    compare_solo: CompareSolo = False,
+    report: Report = None,
+    keep: Keep = None,
+    config: ConfigFile = None,
+    set_: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Run the same swarm in one process, on a simulated network and clock.
+
+    The code of a round is the one that real nodes run, so with the same seed, codec none and one
+    thread the parameters come out equal to those of `gasloc testnet`, bit for bit.
+    """
+    loaded = _swarm_config(
+        peers, config, set_, rounds, topology, codec, local_steps, seed, run_id="testnet"
+    )
+    from gasloc_p2p.commands import simulate as command
+
+    command.run(
+        loaded.config, peers=peers, compare_solo=compare_solo, report_path=report, keep=keep
+    )
+
+
+@app.command()
+def start(config: ConfigFile = None, set_: Set = None, debug: Debug = False) -> None:
+    """Found a run and train in it; prints the invite with which others join.
+
+    A lone founder trains alone until somebody joins. Ctrl-C leaves the swarm properly, a second
+    one at once. To be reachable from other machines, listen on a fixed port that your router lets
+    in:  gasloc start --set net.listen=/ip4/0.0.0.0/tcp/31330
+    """
+    loaded = _load(_layers(config, set_))
+    from gasloc_p2p.commands import node
+
+    node.start(loaded)
+
+
+@app.command()
+def join(
+    invite: Annotated[str, typer.Argument(help="The invite, or @FILE to read it from a file.")],
+    config: ConfigFile = None,
+    set_: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Join a run by its invite and train in it.
+
+    Nothing else is needed: what all peers share is fetched from the swarm and checked against the
+    invite. Ctrl-C leaves the swarm properly, a second one at once.
+    """
+    layers = _layers(config, set_)
+    from gasloc_p2p.commands import node
+
+    node.join(invite, layers)
+
+
+@app.command()
+def bootstrap(config: ConfigFile = None, set_: Set = None, debug: Debug = False) -> None:
+    """Run an entry point that others find each other through; it does not train.
+
+    One bootstrap serves any number of runs. It keeps its identity, and so its address, in
+    ~/.gasloc/bootstrap. Give it a fixed port:  gasloc bootstrap --set
+    net.listen=/ip4/0.0.0.0/tcp/31337
+    """
+    loaded = _load(_layers(config, set_))
+    from gasloc_p2p.commands import bootstrap as command
+
+    command.bootstrap(loaded)
+
+
+@config_app.command("init")
+def config_init(
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+) -> None:
+    """Write a TOML file that holds every default, commented."""
+    from gasloc_p2p.commands import settings
+
+    settings.init(file)
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[Path, typer.Argument(help="The file to check.")],
+    set_: Set = None,
+) -> None:
+    """Check a TOML file, and whether its outer step is stable."""
+    from gasloc_p2p.commands import settings
+
+    settings.check(_load(_layers(file, set_)))
+
+
+@config_app.command("show")
+def config_show(config: ConfigFile = None, set_: Set = None) -> None:
+    """Show every setting: its value, where the value came from, and what it means."""
+    from gasloc_p2p.commands import settings
+
+    settings.show(_load(_layers(config, set_)))
+
+
+def _layers(file: Path | None, assignments: Sequence[str] | None) -> list[Layer]:
+    from gasloc_p2p.config import assignment_layer, environment_layer, file_layer
+
+    layers = [file_layer(file)] if file is not None else []
+    return [*layers, environment_layer(os.environ), assignment_layer(assignments or ())]
+
+
+def _load(layers: Sequence[Layer]) -> LoadedConfig:
+    from gasloc_p2p.config import load
+
+    return load(layers)
+
+
+def _swarm_config(
+    peers: int,
+    file: Path | None,
+    assignments: Sequence[str] | None,
+    rounds: int | None,
+    topology: str | None,
+    codec: str | None,
+    local_steps: int | None,
+    seed: int | None,
+    *,
+    run_id: str,
+) -> LoadedConfig:
+    """Merge the options that `testnet` and `simulate` share with all other settings."""
+    from gasloc_p2p.config import Layer
+
+    options = {
+        "run.rounds": rounds,
+        "run.seed": seed,
+        "gossip.topology": topology,
+        "gossip.codec": codec,
+        "inner.local_steps": local_steps,
+    }
+    layers = [
+        Layer(name="default", values={"run.id": run_id}),
+        *_layers(file, assignments),
+        Layer(name="option", values={k: v for k, v in options.items() if v is not None}),
+        Layer(name="option --peers", values={"run.initial_peers": peers}),
+    ]
+    return _load(layers)
+
+
+def main() -> None:
+    """Run the command line; errors that a person can mend end in one clear message."""
+    debug = "--debug" in sys.argv
+    if not debug:
+        # hivemind reads this when it is imported.
+        os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
+    try:
+        app()
+    except Exception as error:
+        if debug:
+            raise
+        from gasloc_p2p.commands.failure import explain
+
+        sys.exit(explain(error))

@@ -1,0 +1,1 @@
+"""What each `gasloc` command does, once its arguments have been read."""

@@ -1,0 +1,67 @@
+"""`gasloc bootstrap`: a node that helps others find each other and does not train."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from gasloc_p2p.commands.arguments import remove_stale_file, write_text_file
+from gasloc_p2p.commands.lifetime import run_until_asked
+from gasloc_p2p.config import LoadedConfig
+from gasloc_p2p.display import make_display
+from gasloc_p2p.net.addresses import is_loopback
+from gasloc_p2p.net.identity import Identity
+from gasloc_p2p.net.network import Libp2pNetwork
+from gasloc_p2p.node.events import Notice, Online
+
+
+def bootstrap(loaded: LoadedConfig) -> None:
+    """Serve as an entry point until asked to end; serves any number of runs at once.
+
+    Raises:
+        GaslocError: anything that a person has to mend first.
+    """
+    config = loaded.config
+    home = Path(config.node.home).expanduser() if config.node.home else _default_home()
+    display = make_display(
+        "plain" if config.display.mode in ("auto", "live") else config.display.mode,
+        title="bootstrap",
+        peers=1,
+        rounds=0,
+    )
+
+    remove_stale_file(config.node.address_file)
+
+    async def main(leave: asyncio.Event) -> None:
+        path = Path(config.net.identity).expanduser() if config.net.identity else home / "identity"
+        if not config.net.identity:
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        identity = Identity.load_or_create(path)
+        network = await Libp2pNetwork.create(identity, config.net, warn=display.say)
+        try:
+            addresses = await network.addresses()
+            display.observe(0, Online(peer_id=network.peer_id, addresses=addresses))
+            if config.display.mode != "json":
+                for address in addresses:
+                    display.say(f"nodes start with: --set net.bootstrap={address}")
+            if all(is_loopback(address) for address in addresses):
+                display.observe(
+                    0,
+                    Notice(
+                        text="all addresses are loopback: only this machine can reach them; "
+                        "see net.listen and net.announce"
+                    ),
+                )
+            if config.node.address_file:
+                write_text_file(config.node.address_file, ",".join(addresses))
+            await leave.wait()
+        finally:
+            await network.aclose()
+            identity.close()
+
+    with display:
+        run_until_asked(main, exit_with_stdin=config.node.exit_with_stdin)
+
+
+def _default_home() -> Path:
+    return Path.home() / ".gasloc" / "bootstrap"

@@ -1,0 +1,40 @@
+"""From an exception to one message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from gasloc_p2p.core.errors import GaslocError
+
+UNEXPECTED_EXIT_CODE = 1
+
+
+def explain(error: BaseException) -> int:
+    """Write what went wrong to standard error, and return the exit code for it.
+
+    Raises:
+        BaseException: `error` itself, if it is neither for a person to mend nor a known kind.
+    """
+    for cause in _leaves(error):
+        if isinstance(cause, GaslocError):
+            print(f"gasloc: {cause.what}", file=sys.stderr)
+            if cause.why:
+                print(f"  why: {cause.why}", file=sys.stderr)
+            if cause.fix:
+                print(f"  fix: {cause.fix}", file=sys.stderr)
+            print(f"  [{cause.code}, see docs/errors.md]", file=sys.stderr)
+            return cause.exit_code
+    cause = next(_leaves(error))
+    print(f"gasloc: unexpected {type(cause).__name__}: {cause}", file=sys.stderr)
+    print("  fix: this is a defect; run again with --debug and report it", file=sys.stderr)
+    return UNEXPECTED_EXIT_CODE
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions inside nested groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

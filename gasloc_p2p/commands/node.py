@@ -1,0 +1,275 @@
+"""`gasloc start` and `gasloc join`: one node on the real network."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from gasloc_p2p.commands.arguments import (
+    read_addresses,
+    read_argument,
+    remove_stale_file,
+    write_text_file,
+)
+from gasloc_p2p.commands.lifetime import run_until_asked
+from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
+from gasloc_p2p.core.errors import ConfigError, ManifestError
+from gasloc_p2p.core.manifest import (
+    MAX_ADDRESSES,
+    Invite,
+    Manifest,
+    parse_invite,
+    parse_manifest,
+)
+from gasloc_p2p.display import make_display
+from gasloc_p2p.founding import found, manifest_layer, pace_of, require_node_rule
+from gasloc_p2p.net.addresses import is_loopback
+from gasloc_p2p.net.identity import Identity
+from gasloc_p2p.net.network import Libp2pNetwork
+from gasloc_p2p.node.events import Event, Invitation, Notice, Observer, Online
+from gasloc_p2p.node.node import Node
+from gasloc_p2p.train.learner import build_learner
+
+T = TypeVar("T")
+
+MANIFEST_ATTEMPTS = 5
+MANIFEST_DEADLINE_S = 5.0
+MANIFEST_PAUSE_S = 1.0
+
+
+class WallClock:
+    """The machine's own clock."""
+
+    def unix_s(self) -> float:
+        """Return seconds since the Unix epoch."""
+        return time.time()
+
+
+class ThreadCompute:
+    """Runs tensor work in one thread, so that calls keep their order and the loop stays free."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+
+    async def run(self, work: Callable[[], T], *, inner_steps: int = 0) -> T:
+        """Run `work` in the thread; how many inner steps it does makes no difference here."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def close(self) -> None:
+        """Let the thread end once it is idle."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def start(loaded: LoadedConfig) -> None:
+    """Found a run and train in it until it ends or the node is asked to leave.
+
+    Raises:
+        GaslocError: anything that a person has to mend first.
+    """
+    config = loaded.config
+    require_node_rule(config)
+    manifest = found(config, now_s=time.time())
+    remove_stale_file(config.node.invite_file)
+
+    async def main(leave: asyncio.Event) -> None:
+        display = make_display(
+            config.display.mode, title=f"run {config.run.id}", peers=1, rounds=config.run.rounds
+        )
+        with display:
+            observe = _only_peer(display.observe)
+            async with _Online(config, bootstrap=config.net.bootstrap, observe=observe) as network:
+                invite = Invite(
+                    run_id=config.run.id,
+                    bootstrap=invite_addresses(
+                        await network.addresses(), read_addresses(config.net.bootstrap)
+                    ),
+                    digest=manifest.digest,
+                )
+                _warn_of_loopback(invite, observe)
+                observe(Invitation(invite=invite.encode()))
+                if config.node.invite_file:
+                    write_text_file(config.node.invite_file, invite.encode())
+                await _train(config, manifest, network, observe, leave)
+
+    run_until_asked(main, exit_with_stdin=config.node.exit_with_stdin)
+
+
+def join(invite_text: str, layers: Sequence[Layer]) -> None:
+    """Join the run that an invite names and train in it.
+
+    Args:
+        invite_text: an invite, or @FILE to read it from a file.
+        layers: this machine's own settings; shared ones come from the run's manifest.
+
+    Raises:
+        GaslocError: anything that a person has to mend first.
+    """
+    invite = parse_invite(read_argument(invite_text))
+    own = load(_local_only(layers)).config
+
+    async def main(leave: asyncio.Event) -> None:
+        # The manifest is needed for everything that is worth showing, so it is fetched first.
+        notices: list[Event] = []
+        bootstrap = tuple(dict.fromkeys(invite.bootstrap + own.net.bootstrap))
+        online = _Online(
+            own, bootstrap=bootstrap, observe=notices.append, run_id=invite.run_id
+        )
+        async with online as network:
+            manifest = await _fetch_manifest(network, invite)
+            config = load([manifest_layer(manifest), *layers]).config
+            require_node_rule(config)
+            display = make_display(
+                config.display.mode,
+                title=f"run {config.run.id}",
+                peers=1,
+                rounds=config.run.rounds,
+            )
+            with display:
+                observe = _only_peer(display.observe)
+                for event in notices:
+                    observe(event)
+                await _train(config, manifest, network, observe, leave)
+
+    run_until_asked(main, exit_with_stdin=own.node.exit_with_stdin)
+
+
+def _only_peer(observe: Callable[[int, Event], None]) -> Observer:
+    return lambda event: observe(0, event)
+
+
+def _local_only(layers: Sequence[Layer]) -> Sequence[Layer]:
+    """Refuse shared settings, which only the founder of a run chooses."""
+    for layer in layers:
+        for key in layer.values:
+            if key.partition(".")[0] in SHARED_SECTIONS:
+                raise ConfigError(
+                    f"{key} cannot be set when joining ({layer.name})",
+                    why="every peer of a run shares it; it comes with the run's manifest",
+                    fix="remove it, or found a run of your own with `gasloc start`",
+                )
+    return layers
+
+
+class _Online:
+    """The node's network, from identity to close, as an async context manager."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        bootstrap: tuple[str, ...],
+        observe: Observer,
+        run_id: str = "",
+    ) -> None:
+        self._config = config
+        self._bootstrap = read_addresses(bootstrap)
+        self._observe = observe
+        self._home = home_of(config, run_id or config.run.id)
+        self._network: Libp2pNetwork | None = None
+        self._identity: Identity | None = None
+
+    async def __aenter__(self) -> Libp2pNetwork:
+        net = self._config.net
+        path = Path(net.identity).expanduser() if net.identity else self._home / "identity"
+        if not net.identity:
+            self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._identity = Identity.load_or_create(path)
+        self._network = await Libp2pNetwork.create(
+            self._identity,
+            net.model_copy(update={"bootstrap": self._bootstrap}),
+            warn=lambda text: self._observe(Notice(text=text)),
+        )
+        self._observe(
+            Online(
+                peer_id=self._network.peer_id, addresses=await self._network.addresses()
+            )
+        )
+        return self._network
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._network is not None:
+            await self._network.aclose()
+        if self._identity is not None:
+            self._identity.close()
+
+
+def home_of(config: Config, run_id: str) -> Path:
+    """Return the folder of this node's identity and results."""
+    if config.node.home:
+        return Path(config.node.home).expanduser()
+    return Path.home() / ".gasloc" / run_id
+
+
+def invite_addresses(own: Sequence[str], bootstrap: Sequence[str]) -> tuple[str, ...]:
+    """Choose the addresses of an invite: those that others can reach first, no more than fit."""
+    every = dict.fromkeys((*bootstrap, *own))
+    return tuple(sorted(every, key=is_loopback))[:MAX_ADDRESSES]
+
+
+def _warn_of_loopback(invite: Invite, observe: Observer) -> None:
+    if all(is_loopback(address) for address in invite.bootstrap):
+        observe(
+            Notice(
+                text="the invite names loopback addresses only, so it works on this machine "
+                "alone; for others: --set net.listen=/ip4/0.0.0.0/tcp/PORT and, behind a router "
+                "that forwards PORT, --set net.announce=/ip4/PUBLIC-ADDRESS/tcp/PORT"
+            )
+        )
+
+
+async def _fetch_manifest(network: Libp2pNetwork, invite: Invite) -> Manifest:
+    for attempt in range(MANIFEST_ATTEMPTS):
+        if attempt:
+            await asyncio.sleep(MANIFEST_PAUSE_S)
+        data = await network.fetch_manifest(
+            invite.run_id, invite.digest, deadline_s=MANIFEST_DEADLINE_S
+        )
+        if data is not None:
+            return parse_manifest(data, invite.digest)
+    raise ManifestError(
+        f"nobody in the swarm has the manifest of run {invite.run_id}",
+        why="the bootstrap answered, but no peer of this run is there, or the run is over",
+        fix="ask the founder whether the run is still on, and for a fresh invite",
+    )
+
+
+async def _train(
+    config: Config,
+    manifest: Manifest,
+    network: Libp2pNetwork,
+    observe: Observer,
+    leave: asyncio.Event,
+) -> None:
+    compute = ThreadCompute()
+    torch.set_num_threads(config.node.threads)
+    try:
+        learner = await compute.run(
+            lambda: build_learner(
+                config.model,
+                config.data,
+                config.inner,
+                seed=config.run.seed,
+                peer_id=network.peer_id,
+            )
+        )
+        node = Node(
+            config=config,
+            manifest=manifest,
+            network=network,
+            clock=WallClock(),
+            compute=compute,
+            learner=learner,
+            pace=pace_of(config, manifest),
+            verify=Identity.verify,
+            observe=observe,
+        )
+        result = await node.run(leave)
+        await compute.run(lambda: result.write(home_of(config, config.run.id)))
+    finally:
+        compute.close()

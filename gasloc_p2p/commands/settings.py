@@ -1,0 +1,61 @@
+"""`gasloc config`: write, check and explain settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gasloc_p2p.config import LoadedConfig, default_toml, known_keys
+from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.stability import radius
+from gasloc_p2p.founding import check_outer
+
+
+def init(path: Path) -> None:
+    """Write a commented file of defaults.
+
+    Raises:
+        ConfigError: there is a file already, or it cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(default_toml())
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} is there already", why="it may hold settings of yours", fix="name another file"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}",
+            why=error.strerror or str(error),
+            fix="name a file in a folder that you can write to",
+        ) from None
+    print(f"wrote {path}; use it with --config {path}")
+
+
+def check(loaded: LoadedConfig) -> None:
+    """Check what only shows when values are taken together.
+
+    Raises:
+        UnstableError: peers would drift apart with this outer step and topology.
+    """
+    check_outer(loaded.config)
+    outer = loaded.config.outer
+    found = radius(
+        outer.rule, outer.lr, outer.momentum, outer.alpha, loaded.config.gossip.topology
+    )
+    print("all settings are accepted")
+    print(f"disagreement between peers shrinks to {found:.2f} of itself per round")
+
+
+def show(loaded: LoadedConfig) -> None:
+    """Print every setting with its value, its origin and its meaning."""
+    values = loaded.config.model_dump(mode="json")
+    section = ""
+    for key, field in known_keys().items():
+        head, _, name = key.partition(".")
+        if head != section:
+            section = head
+            print(f"\n[{section}]")
+        print(f"{name} = {json.dumps(values[section][name])}  ({loaded.origins.get(key, 'default')})")
+        print(f"    {field.description}")

@@ -1,0 +1,246 @@
+"""`gasloc testnet`: a whole swarm of real processes on this machine, and its report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from gasloc_p2p.commands.child import Child
+from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, run_until_asked
+from gasloc_p2p.commands.simulate import finish, solo_loss
+from gasloc_p2p.config import SHARED_SECTIONS, Config, to_toml
+from gasloc_p2p.core.errors import StartError
+from gasloc_p2p.display import Display, make_display
+from gasloc_p2p.founding import found, require_node_rule
+from gasloc_p2p.net.identity import Identity
+from gasloc_p2p.node.events import Event, Invitation, Online
+from gasloc_p2p.node.report import PeerReport, peer_report
+from gasloc_p2p.node.result import read_report, read_thetas
+from gasloc_p2p.report import SwarmReport, swarm_report
+from gasloc_p2p.simulate.swarm import learner_of
+from gasloc_p2p.train.data import load_corpus
+
+E = TypeVar("E", Online, Invitation)
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+START_DEADLINE_S = 120.0
+
+
+def run(
+    config: Config,
+    *,
+    peers: int,
+    compare_solo: bool,
+    report_path: Path | None,
+    keep: Path | None,
+) -> int:
+    """Run a bootstrap and `peers` nodes to the end of the run; return the exit code.
+
+    The first peer founds the run and the others join it by its invite, as people would. Every
+    process that was started is gone when this returns.
+
+    Args:
+        config: settings of every peer; `run.initial_peers` is `peers`.
+        peers: how many nodes.
+        compare_solo: also train the same peers alone and report their mean loss.
+        report_path: where the report goes, None for nowhere.
+        keep: folder that keeps every node's identity, log and parameters; None: a temporary one.
+
+    Raises:
+        StartError: a process ended or stayed silent before the swarm was up.
+    """
+    require_node_rule(config)
+    manifest = found(config, now_s=time.time())
+    with ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gasloc-")))
+        display = stack.enter_context(
+            make_display(
+                config.display.mode,
+                title=f"test swarm {config.run.id}: {peers} peers, {config.gossip.topology}",
+                peers=peers,
+                rounds=config.run.rounds,
+            )
+        )
+        swarm = _Swarm(config, peers=peers, folder=folder.resolve(), display=display)
+        began_s = time.monotonic()
+        run_until_asked(swarm.run, exit_with_stdin=config.node.exit_with_stdin)
+        if swarm.interrupted:
+            display.say("interrupted: every node has been ended")
+            return INTERRUPTED_EXIT_CODE
+        wall_s = time.monotonic() - began_s
+        solo = None
+        if compare_solo:
+            display.say("training the same peers alone, for comparison")
+            solo = solo_loss(config, peers=peers)
+        report = _report(config, manifest.digest, swarm, wall_s, solo)
+        finish(report, display, report_path)
+        return _exit_code(swarm, display)
+
+
+class _Swarm:
+    """The processes of a test swarm and the folder that they write to."""
+
+    def __init__(self, config: Config, *, peers: int, folder: Path, display: Display) -> None:
+        self.interrupted = False
+        self.nodes: list[Child] = []
+        self.identities = [Identity.derived(config.run.seed, index) for index in range(peers)]
+        self._config = config
+        self._display = display
+        self._folder = folder
+
+    def home(self, index: int) -> Path:
+        """Return the home of a node."""
+        return self._folder / f"peer-{index}"
+
+    async def run(self, leave: asyncio.Event) -> None:
+        """Run the swarm to its end, or until `leave` is set."""
+        async with asyncio.TaskGroup() as tasks:
+            living = tasks.create_task(self._life())
+            leaving = tasks.create_task(leave.wait())
+            await asyncio.wait({living, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            self.interrupted = not living.done()
+            living.cancel()
+            leaving.cancel()
+
+    async def _life(self) -> None:
+        self._write_files()
+        bootstrap = await self._start("bootstrap", "bootstrap", home=self._folder / "bootstrap")
+        try:
+            entry = (await self._first(bootstrap, Online)).addresses
+            await self._life_of_nodes(json.dumps(entry))
+        finally:
+            await bootstrap.stop()
+
+    async def _life_of_nodes(self, bootstrap: str) -> None:
+        try:
+            founder = await self._start(
+                "peer-0",
+                *("start", "--config", str(self._folder / "founder.toml")),
+                *("--set", f"net.bootstrap={bootstrap}"),
+                home=self.home(0),
+            )
+            self.nodes.append(founder)
+            invite = (await self._first(founder, Invitation, index=0)).invite
+            for index in range(1, len(self.identities)):
+                self.nodes.append(
+                    await self._start(
+                        f"peer-{index}",
+                        *("join", invite, "--config", str(self._folder / "joiner.toml")),
+                        home=self.home(index),
+                    )
+                )
+            async with asyncio.TaskGroup() as tasks:
+                for index, node in enumerate(self.nodes):
+                    tasks.create_task(self._follow(index, node))
+        finally:
+            async with asyncio.TaskGroup() as tasks:
+                for node in self.nodes:
+                    tasks.create_task(node.stop())
+
+    async def _start(self, name: str, *arguments: str, home: Path) -> Child:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        local = ("--set", f"node.home={home}", "--set", f"net.listen={json.dumps(LOOPBACK)}")
+        return await Child.start(name, (*arguments, *local), folder=self._folder)
+
+    async def _first(self, child: Child, kind: type[E], *, index: int | None = None) -> E:
+        """Return the first event of a kind; events before it are shown."""
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                async for event in child.events():
+                    if isinstance(event, kind):
+                        return event
+                    if index is not None:
+                        self._display.observe(index, event)
+        except TimeoutError:
+            raise StartError(
+                f"{child.name} was not up after {START_DEADLINE_S:.0f} s",
+                why=child.last_words() or "it said nothing",
+                fix="look at its log with --keep DIR; a very slow disk or machine can be a reason",
+            ) from None
+        await child.wait()
+        raise StartError(
+            f"{child.name} ended with exit code {child.exit_code} before the swarm was up",
+            why=child.last_words() or "it said nothing",
+            fix="mend what it says; --keep DIR keeps every log",
+        )
+
+    async def _follow(self, index: int, node: Child) -> None:
+        async for event in node.events():
+            self._display.observe(index, event)
+        if await node.wait() != 0:
+            self._display.say(f"peer {index} ended with exit code {node.exit_code}")
+
+    def _write_files(self) -> None:
+        """Write the nodes' settings, and identities that a simulation derives alike."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        own = {"net", "node", "display", "simulate"}
+        (self._folder / "founder.toml").write_text(to_toml(self._config, skip=own))
+        (self._folder / "joiner.toml").write_text(
+            to_toml(self._config, skip=own.union(SHARED_SECTIONS))
+        )
+        for index, identity in enumerate(self.identities):
+            self.home(index).mkdir(parents=True, exist_ok=True, mode=0o700)
+            path = self.home(index) / "identity"
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(identity.key_file())
+
+
+def _report(
+    config: Config, run_digest: bytes, swarm: _Swarm, wall_s: float, solo: float | None
+) -> SwarmReport:
+    torch.set_num_threads(config.node.threads)
+    judge = learner_of(config, peer_id="", corpus=load_corpus(config.data))
+    thetas: list[Tensor] = []
+    closing_thetas: list[Tensor] = []
+    reports: list[PeerReport] = []
+    for index, node in enumerate(swarm.nodes):
+        reports.append(_peer_report(swarm, index, node.exit_code))
+        left = read_thetas(swarm.home(index))
+        if left is not None:
+            thetas.append(left[0])
+            closing_thetas.append(left[1])
+    return swarm_report(
+        run_digest=run_digest,
+        config=config.model_dump(mode="json"),
+        wall_s=wall_s,
+        learner=judge,
+        initial_theta=judge.theta(),
+        peers=reports,
+        thetas=thetas,
+        closing_thetas=closing_thetas,
+        solo_val_loss=solo,
+    )
+
+
+def _peer_report(swarm: _Swarm, index: int, exit_code: int | None) -> PeerReport:
+    """Read what a node wrote; a node that wrote nothing did no rounds that count."""
+    status = -1 if exit_code is None else exit_code
+    written = read_report(swarm.home(index))
+    if written is None:
+        return peer_report(
+            peer_id=swarm.identities[index].peer_id,
+            rounds=(),
+            val_loss=None,
+            theta_digest=None,
+            exit_code=status,
+        )
+    return msgspec.structs.replace(written, exit_code=status)
+
+
+def _exit_code(swarm: _Swarm, display: Display) -> int:
+    failed = [node for node in swarm.nodes if node.exit_code != 0]
+    for node in failed:
+        display.say(f"{node.name} ended with exit code {node.exit_code}: {node.last_words()}")
+    return 1 if failed else 0

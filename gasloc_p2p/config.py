@@ -1,0 +1,241 @@
+"""The configuration: defaults, then a TOML file, then `GASLOC_*`, then `--set`.
+
+Each layer overrides the one before it, and the origin of every value is kept, so that
+`gasloc config show` can say where it came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.net.settings import NetConfig
+from gasloc_p2p.settings import (
+    DisplayConfig,
+    GossipConfig,
+    NodeConfig,
+    OuterConfig,
+    PaceConfig,
+    RunConfig,
+    SimulateConfig,
+)
+from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
+
+ENV_PREFIX = "GASLOC_"
+SHARED_SECTIONS = ("run", "model", "inner", "outer", "gossip", "pace")
+"""Sections that every peer of a run has in common; they make up the manifest."""
+
+
+class Config(BaseModel):
+    """Everything that a node can be told; frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: RunConfig = Field(default_factory=RunConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    inner: InnerConfig = Field(default_factory=InnerConfig)
+    outer: OuterConfig = Field(default_factory=OuterConfig)
+    gossip: GossipConfig = Field(default_factory=GossipConfig)
+    pace: PaceConfig = Field(default_factory=PaceConfig)
+    net: NetConfig = Field(default_factory=NetConfig)
+    node: NodeConfig = Field(default_factory=NodeConfig)
+    simulate: SimulateConfig = Field(default_factory=SimulateConfig)
+    display: DisplayConfig = Field(default_factory=DisplayConfig)
+
+    def shared(self) -> dict[str, dict[str, Any]]:
+        """Return the sections that go into the run's manifest, as plain values."""
+        return self.model_dump(mode="json", include=set(SHARED_SECTIONS))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedConfig:
+    """A configuration and where each of its values came from.
+
+    Attributes:
+        config: the validated values.
+        origins: `section.key` to "file NAME", "environment", "--set", "manifest" or "option";
+            keys that are absent hold their default.
+    """
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One source of values: `section.key` to value, with the name of the source."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
+def known_keys() -> dict[str, Any]:
+    """Return every `section.key` with the pydantic field that describes it."""
+    return {
+        f"{section}.{key}": field
+        for section, outer in Config.model_fields.items()
+        for key, field in _section_fields(outer.annotation).items()
+    }
+
+
+def _section_fields(annotation: object) -> Mapping[str, Any]:
+    assert isinstance(annotation, type)
+    assert issubclass(annotation, BaseModel)
+    return annotation.model_fields
+
+
+def file_layer(path: Path) -> Layer:
+    """Read a TOML file.
+
+    Raises:
+        ConfigError: it is missing, unreadable, not TOML, or has values outside a section.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration file {path}",
+            why=error.strerror or str(error),
+            fix="name an existing TOML file; `gasloc config init FILE` writes a commented one",
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} is not valid TOML", why=str(error), fix="mend the line that is named"
+        ) from None
+    values: dict[str, Any] = {}
+    for section, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"{path} sets {section!r} outside a section",
+                why="every setting lives in a section, such as [run]",
+                fix=f"move it under one of: {', '.join(Config.model_fields)}",
+            )
+        values.update({f"{section}.{key}": value for key, value in table.items()})
+    return Layer(name=f"file {path}", values=values)
+
+
+def environment_layer(environ: Mapping[str, str]) -> Layer:
+    """Collect `GASLOC_SECTION_KEY` variables; the first word is the section."""
+    values = {
+        name.removeprefix(ENV_PREFIX).lower().replace("_", ".", 1): _literal(text)
+        for name, text in environ.items()
+        if name.startswith(ENV_PREFIX)
+    }
+    return Layer(name="environment", values=values)
+
+
+def assignment_layer(assignments: Sequence[str]) -> Layer:
+    """Parse `--set section.key=value` arguments.
+
+    Raises:
+        ConfigError: an argument has no `=`.
+    """
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"--set {assignment!r} has no value",
+                why="the form is --set section.key=value",
+                fix=f"for example: --set {key or 'inner.lr'}=0.001",
+            )
+        values[key.strip()] = _literal(text)
+    return Layer(name="--set", values=values)
+
+
+def _literal(text: str) -> Any:
+    """Read a value as TOML where it is TOML, and as plain text otherwise."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def load(layers: Sequence[Layer]) -> LoadedConfig:
+    """Merge `layers`, later ones winning, and validate the result.
+
+    Raises:
+        ConfigError: a key is unknown (the nearest known one is named) or a value is not accepted.
+    """
+    fields = known_keys()
+    merged: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        for key, value in layer.values.items():
+            if key not in fields:
+                raise _unknown_key(key, layer.name)
+            section, _, name = key.partition(".")
+            merged.setdefault(section, {})[name] = _as_list(fields[key], value)
+            origins[key] = layer.name
+    try:
+        config = Config.model_validate(merged)
+    except ValidationError as error:
+        raise _refused_value(error.errors()[0], origins) from None
+    return LoadedConfig(config=config, origins=origins)
+
+
+def _as_list(field: Any, value: Any) -> Any:
+    """Accept `a,b` wherever a list of texts is wanted, as people type it on a command line."""
+    if isinstance(field.default, tuple) and isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _unknown_key(key: str, source: str) -> ConfigError:
+    known = list(known_keys())
+    by_name = {name.partition(".")[2]: name for name in known}
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not near:
+        near = [by_name[n] for n in difflib.get_close_matches(key.partition(".")[2] or key, by_name)]
+    return ConfigError(
+        f"unknown setting {key!r} ({source})",
+        why=f"did you mean {near[0]!r}?" if near else "no setting has a name like it",
+        fix="`gasloc config show` lists every setting with its meaning",
+    )
+
+
+def _refused_value(detail: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
+    key = ".".join(str(part) for part in detail["loc"][:2])
+    field = known_keys().get(key)
+    meaning = f"{key}: {field.description}" if field is not None else "see `gasloc config show`"
+    return ConfigError(
+        f"{key} = {detail['input']!r} is not accepted ({origins.get(key, 'default')})",
+        why=detail["msg"],
+        fix=meaning,
+    )
+
+
+def default_toml() -> str:
+    """Return a TOML file that holds every default with its meaning, commented out."""
+    lines = [
+        "# gasloc configuration. Every line below shows a default: remove the leading '#' to",
+        "# change it. Order of precedence: this file, GASLOC_SECTION_KEY variables, --set.",
+    ]
+    for section, outer in Config.model_fields.items():
+        lines += ["", f"[{section}]"]
+        for key, field in _section_fields(outer.annotation).items():
+            lines.append(f"# {field.description}")
+            default = "" if field.default_factory is not None else field.default
+            lines.append(f"# {key} = {json.dumps(default)}")
+    return "\n".join(lines) + "\n"
+
+
+def to_toml(config: Config, *, skip: Iterable[str] = ()) -> str:
+    """Return `config` as TOML, without the sections in `skip`."""
+    left_out = set(skip)
+    lines: list[str] = []
+    for section, table in config.model_dump(mode="json").items():
+        if section not in left_out:
+            lines.append(f"[{section}]")
+            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"

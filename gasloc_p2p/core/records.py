@@ -1,0 +1,146 @@
+"""The signed record through which a peer announces itself, for a few rounds at a time."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from gasloc_p2p.core.types import PeerId
+
+LEASE_ROUNDS: Final = 4
+"""The most rounds that a record may reach past the round in which it was signed."""
+
+MAX_RECORD_BYTES: Final = 1024
+MAX_EVERY: Final = 1024
+MAX_COUNT: Final = 2**53
+"""Bound of every round and sequence number: the largest that any JSON reader keeps exact."""
+
+SIGNATURE_PREFIX: Final = b"gasloc-p2p record 1\x00"
+"""Put before the signed payload, so that no other message of this identity passes for a record."""
+
+RunId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+
+Sign: TypeAlias = Callable[[bytes], bytes]
+"""Message -> signature by this node's identity."""
+
+Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
+"""Peer, message, signature -> whether the peer signed the message; False for any unusable id."""
+
+
+class RecordError(Exception):
+    """A record is refused.
+
+    Attributes:
+        reason: one phrase for a person.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Reachability(enum.StrEnum):
+    """Who can open a stream to a peer."""
+
+    PUBLIC = "public"
+    RELAYED = "relayed"
+    PRIVATE = "private"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one peer says about itself (docs/design.md, section 3).
+
+    Attributes:
+        run_id: the run that the peer takes part in.
+        peer_id: the peer; its id embeds the public key that verifies the signature.
+        seq: rises with every record of the peer.
+        signed_round: round the peer was in when it signed.
+        first_round: first round in which it takes part.
+        lease_until: last round in which it takes part, unless a later record says more.
+        reachability: who can open a stream to it.
+        every: it takes part in one of `every` rounds.
+        phase: those rounds t with (t - phase) % every == 0.
+        cycle_s: its median seconds per round; 0 when not known yet.
+        expires_at: unix seconds after which the record is void.
+    """
+
+    run_id: RunId
+    peer_id: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=128)]
+    seq: Count
+    signed_round: Count
+    first_round: Count
+    lease_until: Count
+    reachability: Reachability
+    every: Annotated[int, msgspec.Meta(ge=1, le=MAX_EVERY)] = 1
+    phase: Count = 0
+    cycle_s: float
+    expires_at: float
+
+
+class _SignedRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    payload: bytes
+    signature: bytes
+
+
+def sign_record(record: Record, sign: Sign) -> bytes:
+    """Return the wire form of `record`: msgpack [payload, signature].
+
+    Raises:
+        RecordError: other peers would refuse the record.
+    """
+    # Decoding applies to our own record what others will apply, and turns an int given for a
+    # float into the float whose encoding is the canonical one.
+    payload = msgspec.msgpack.encode(_decode_payload(msgspec.msgpack.encode(record)))
+    signature = sign(SIGNATURE_PREFIX + payload)
+    signed = msgspec.msgpack.encode(_SignedRecord(payload, signature))
+    _check_size(signed)
+    return signed
+
+
+def open_record(signed: bytes, *, verify: Verify) -> Record:
+    """Return the record in its wire form `signed`, which any peer may have written.
+
+    Raises:
+        RecordError: it is too large, malformed, out of bounds, or not signed by its peer.
+    """
+    _check_size(signed)
+    try:
+        wrapper = msgspec.msgpack.decode(signed, type=_SignedRecord)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"malformed: {error}") from error
+    record = _decode_payload(wrapper.payload)
+    # One record has one byte form, so equal records are equal bytes wherever they are compared.
+    canonical = msgspec.msgpack.encode(record) == wrapper.payload
+    if not canonical or msgspec.msgpack.encode(wrapper) != signed:
+        raise RecordError("malformed: not in canonical form")
+    if not verify(record.peer_id, SIGNATURE_PREFIX + wrapper.payload, wrapper.signature):
+        raise RecordError("the signature is not the peer's")
+    return record
+
+
+def _check_size(signed: bytes) -> None:
+    if len(signed) > MAX_RECORD_BYTES:
+        raise RecordError(f"{len(signed)} bytes, larger than {MAX_RECORD_BYTES}")
+
+
+def _decode_payload(payload: bytes) -> Record:
+    try:
+        record = msgspec.msgpack.decode(payload, type=Record)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"malformed: {error}") from error
+    for name, value in (("cycle_s", record.cycle_s), ("expires_at", record.expires_at)):
+        if not (math.isfinite(value) and value >= 0):
+            raise RecordError(f"{name} is {value}, not a finite number of seconds >= 0")
+    if record.lease_until - record.signed_round > LEASE_ROUNDS:
+        raise RecordError(
+            f"lease of {record.lease_until - record.signed_round} rounds,"
+            f" longer than {LEASE_ROUNDS}"
+        )
+    if record.phase >= record.every:
+        raise RecordError(f"phase {record.phase} is not below every {record.every}")
+    return record

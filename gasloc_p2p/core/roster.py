@@ -1,0 +1,280 @@
+"""Who takes part in which round: the same answer at every peer, without asking anyone."""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from blake3 import blake3
+
+from gasloc_p2p.core.records import LEASE_ROUNDS, Reachability, Record, Sign, sign_record
+from gasloc_p2p.core.types import PeerId
+
+VIEW_LAG_ROUNDS: Final = 2
+"""Roster t reads what was known by the end of round t - 2."""
+
+JOIN_ROUNDS: Final = 3
+"""A record signed in round s is in every view by the end of s + 1, which roster s + 3 reads."""
+
+GOODBYE_ROUNDS: Final = 2
+"""A goodbye signed in round s ends the lease with s + 2, the last roster that may not know it."""
+
+MAX_PEERS: Final = 10_000
+DIGEST_BYTES: Final = 16
+
+
+class Verdict(enum.StrEnum):
+    """What became of an observed record."""
+
+    ACCEPTED = "accepted"
+    STALE = "stale"
+    """Its seq is not above the one already known: an echo or a replay; nothing changed."""
+    FOREIGN_RUN = "foreign_run"
+    AHEAD = "ahead"
+    """Signed more than one round ahead of us: only counted in the estimate of the swarm's round."""
+    OWN_IDENTITY_ELSEWHERE = "own_identity_elsewhere"
+    """Our own peer id with a seq above all that we published: another process uses this identity.
+
+    Before the first `renew` it may also be the record of an earlier process of ours.
+    """
+    FULL = "full"
+    """`MAX_PEERS` peers are known and this is not one of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roster:
+    """The peers of one round; `peer in roster` says whether a peer, or we, take part.
+
+    Attributes:
+        round: the round.
+        peers: peer ids in increasing order.
+        digest: 16 bytes (blake3) over run id, round and peers; equal rosters have equal digests.
+        records: each peer's record, for its reachability and rates.
+    """
+
+    round: int
+    peers: tuple[PeerId, ...]
+    digest: bytes
+    records: Mapping[PeerId, Record]
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self.records
+
+    def may_pair(self, a: PeerId, b: PeerId) -> bool:
+        """Whether one of two peers of this roster can open a stream to the other."""
+        return any(self.records[peer].reachability is not Reachability.PRIVATE for peer in (a, b))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    record: Record
+    signed: bytes
+
+
+class RosterBook:
+    """The newest record of every peer, and the rosters that follow from them.
+
+    Sans-IO. Records come in through `observe`, already verified by `open_record`; `close_round`
+    freezes what is known by the end of a round; `at` answers from the frozen views.
+    """
+
+    def __init__(self, run_id: str, own: PeerId) -> None:
+        self._run_id = run_id
+        self._own = own
+        self._own_round = 0
+        self._published: _Kept | None = None
+        self._known: dict[PeerId, _Kept] = {}
+        self._ahead: dict[PeerId, _Kept] = {}
+        self._snapshots: dict[int, dict[PeerId, Record]] = {}
+
+    @property
+    def own_signed(self) -> bytes:
+        """The signed bytes of our latest record; empty before the first `renew`."""
+        return b"" if self._published is None else self._published.signed
+
+    def observe(self, record: Record, *, signed: bytes, own_round: int) -> Verdict:
+        """Take in one verified record.
+
+        Args:
+            record: what `open_record(signed)` returned.
+            signed: its wire form, kept to be handed to partners.
+            own_round: the round that this peer is in.
+        """
+        self._advance(own_round)
+        if record.run_id != self._run_id:
+            return Verdict.FOREIGN_RUN
+        if record.peer_id == self._own:
+            published = self._published is not None and record.seq <= self._published.record.seq
+            return Verdict.STALE if published else Verdict.OWN_IDENTITY_ELSEWHERE
+        return self._keep(_Kept(record=record, signed=signed))
+
+    def renew(
+        self,
+        *,
+        round: int,
+        first_round: int | None = None,
+        lease_until: int | None = None,
+        seq: int,
+        cycle_s: float,
+        reachability: Reachability,
+        expires_at: float,
+        sign: Sign,
+    ) -> Record:
+        """Build, sign and take in our next record; its wire form is then `own_signed`.
+
+        Args:
+            round: the round that this peer is in.
+            first_round: first round in which it takes part; by default that of the last record
+                while its lease lasts, otherwise `round + JOIN_ROUNDS`.
+            lease_until: last round in which it takes part; by default the longest lease, for a
+                goodbye `round + GOODBYE_ROUNDS`.
+            seq: above that of every record of this identity, from earlier processes too.
+            cycle_s: median seconds per round, 0 when unknown.
+            reachability: who can open a stream to this peer.
+            expires_at: unix seconds after which the record is void.
+            sign: signs with this node's identity.
+
+        Raises:
+            RecordError: other peers would refuse the record.
+            ValueError: `seq` does not rise.
+        """
+        last = None if self._published is None else self._published.record
+        if last is not None and seq <= last.seq:
+            raise ValueError(f"seq {seq} is not above {last.seq}, which is published")
+        record = Record(
+            run_id=self._run_id,
+            peer_id=self._own,
+            seq=seq,
+            signed_round=round,
+            first_round=_first_round(round, last) if first_round is None else first_round,
+            lease_until=round + LEASE_ROUNDS if lease_until is None else lease_until,
+            reachability=reachability,
+            cycle_s=cycle_s,
+            expires_at=expires_at,
+        )
+        self._published = _Kept(record=record, signed=sign_record(record, sign))
+        self._advance(round)
+        self._known[self._own] = self._published
+        return record
+
+    def close_round(self, t: int) -> None:
+        """Freeze the view that is known by the end of round `t`."""
+        self._advance(t)
+        self._snapshots[t] = self._view()
+        # Late hand-shakes of round t still need the view of t - 2; nothing needs an older one.
+        for closed in [s for s in self._snapshots if s < t - VIEW_LAG_ROUNDS]:
+            del self._snapshots[closed]
+
+    def at(self, t: int) -> Roster:
+        """Return the roster of round `t` (docs/design.md, section 3)."""
+        self._advance(t)
+        records = {
+            peer: record
+            for peer, record in sorted(self._view_for(t).items())
+            if record.first_round <= t <= record.lease_until
+            and (t - record.phase) % record.every == 0
+        }
+        return Roster(
+            round=t,
+            peers=tuple(records),
+            digest=_digest(self._run_id, t, records),
+            records=MappingProxyType(records),
+        )
+
+    def swarm_round(self) -> int | None:
+        """Estimate the round that the swarm is in; None when no live record is known.
+
+        The lower median of `signed_round` over the newest record of every peer, ours included:
+        any minority of liars leaves it between two values told by honest peers. Records whose
+        lease ended before our own round do not count, or the many who left would hold back the
+        few who stay.
+        """
+        newest = {**self._known, **self._ahead}.values()
+        rounds = [k.record.signed_round for k in newest if k.record.lease_until >= self._own_round]
+        return statistics.median_low(rounds) if rounds else None
+
+    def records_for_partner(self) -> list[bytes]:
+        """Return the signed records to swap at a hand-shake: ours, then the latest signed first.
+
+        Records whose lease is over, and those from too far ahead to be used, are left out.
+        """
+        live = [k for k in self._known.values() if k.record.lease_until >= self._own_round]
+        live.sort(
+            key=lambda k: (k.record.peer_id != self._own, -k.record.signed_round, k.record.peer_id)
+        )
+        return [kept.signed for kept in live]
+
+    def median_cycle_s(self, peers: Iterable[PeerId]) -> float:
+        """Return the lower median of the seconds per round that `peers` tell; 0 when none does."""
+        told = [self._known[p].record.cycle_s for p in peers if p in self._known]
+        return statistics.median_low([s for s in told if s > 0] or [0.0])
+
+    def expire(self, now_s: float) -> None:
+        """Forget the records that are void at `now_s` (unix seconds); frozen views stay."""
+        for records in (self._known, self._ahead):
+            for peer in [p for p, k in records.items() if k.record.expires_at < now_s]:
+                del records[peer]
+
+    def _advance(self, own_round: int) -> None:
+        """Note our round, and let the records be used that are no longer ahead of it."""
+        if own_round <= self._own_round:
+            return
+        self._own_round = own_round
+        waiting, self._ahead = self._ahead, {}
+        for kept in waiting.values():
+            self._keep(kept)
+
+    def _keep(self, kept: _Kept) -> Verdict:
+        # Usable and ahead are kept side by side, each the highest seq of its kind: which ones
+        # remain depends on the set of records alone, not on the order in which they came.
+        record = kept.record
+        peer = record.peer_id
+        usable = self._known.get(peer)
+        if usable is not None and record.seq <= usable.record.seq:
+            return Verdict.STALE
+        is_ahead = record.signed_round > self._own_round + 1
+        ahead = self._ahead.get(peer)
+        if is_ahead and ahead is not None and record.seq <= ahead.record.seq:
+            return Verdict.STALE
+        records = self._ahead if is_ahead else self._known
+        if peer not in records and len(records) >= MAX_PEERS:
+            # Peers already known are never pushed out by a flood of other ids.
+            return Verdict.FULL
+        records[peer] = kept
+        if is_ahead:
+            return Verdict.AHEAD
+        if ahead is not None and ahead.record.seq <= record.seq:
+            del self._ahead[peer]
+        return Verdict.ACCEPTED
+
+    def _view(self) -> dict[PeerId, Record]:
+        return {peer: kept.record for peer, kept in self._known.items()}
+
+    def _view_for(self, t: int) -> dict[PeerId, Record]:
+        # At the start of a run and after a jump the view of t - 2 was never frozen. A later one
+        # gives nearly the same roster: a peer that stays has a lease that covers t in both, one
+        # that joins is kept out by its first_round and one that leaves is kept in by its lease
+        # until all views agree. The oldest later view is nearest to what the others read.
+        later = [closed for closed in self._snapshots if closed >= t - VIEW_LAG_ROUNDS]
+        return self._snapshots[min(later)] if later else self._view()
+
+
+def _first_round(t: int, last: Record | None) -> int:
+    # Roster t + 2 is the first that may read a record signed in t, and some peers read the last
+    # one instead. They agree if that one's lease covers t + 2, or if both records keep us out.
+    if last is not None and t + VIEW_LAG_ROUNDS <= last.lease_until:
+        return last.first_round
+    return t + JOIN_ROUNDS
+
+
+def _digest(run_id: str, t: int, peers: Iterable[PeerId]) -> bytes:
+    hasher = blake3()
+    for part in (run_id, str(t), *peers):
+        data = part.encode()
+        hasher.update(len(data).to_bytes(4, "big"))
+        hasher.update(data)
+    return hasher.digest(length=DIGEST_BYTES)

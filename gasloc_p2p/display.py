@@ -1,0 +1,288 @@
+"""What a person sees while peers train: a live table, plain lines, or one JSON event a line."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal, Protocol
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.node.events import (
+    Event,
+    Invitation,
+    Jumped,
+    Left,
+    Notice,
+    Online,
+    RoundFinished,
+    RoundStarted,
+    Validated,
+    Waiting,
+)
+from gasloc_p2p.node.report import RoundReport
+
+DisplayMode = Literal["auto", "live", "plain", "json"]
+REFRESH_PER_SECOND = 4
+
+
+class Display(Protocol):
+    """Takes the events of one or several peers; use as a context manager."""
+
+    def observe(self, index: int, event: Event) -> None:
+        """Show what happened to the peer with this index."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show one line that belongs to no peer."""
+        ...
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+def make_display(mode: DisplayMode, *, title: str, peers: int, rounds: int) -> Display:
+    """Return the display for a mode; `auto` is live in a terminal and plain in a pipe.
+
+    Args:
+        mode: the configured mode.
+        title: heading of the live table.
+        peers: how many peers will send events.
+        rounds: training rounds of the run.
+    """
+    if mode == "json":
+        return JsonDisplay()
+    console = Console(highlight=False)
+    if mode == "live" or (mode == "auto" and console.is_terminal):
+        return LiveDisplay(console, title=title, peers=peers, rounds=rounds)
+    return PlainDisplay(peers=peers, rounds=rounds)
+
+
+class JsonDisplay:
+    """One event a line on standard output, for programs."""
+
+    def observe(self, index: int, event: Event) -> None:
+        """Write the event as one line of JSON."""
+        sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
+        sys.stdout.buffer.flush()
+
+    def say(self, text: str) -> None:
+        """Write the text as a notice."""
+        self.observe(0, Notice(text=text))
+
+    def __enter__(self) -> JsonDisplay:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return
+
+
+class PlainDisplay:
+    """Plain lines: one a round over all peers, and one for whatever else a person should know."""
+
+    def __init__(self, *, peers: int, rounds: int) -> None:
+        self._peers = peers
+        self._rounds = rounds
+        self._done: dict[int, list[RoundReport]] = {}
+        self._val_loss: dict[int, list[float]] = {}
+
+    def observe(self, index: int, event: Event) -> None:
+        """Print what the event means, if anything."""
+        match event:
+            case RoundFinished(report=report):
+                self._finish_round(report)
+            case Validated(round=round, val_loss=val_loss):
+                self._val_loss.setdefault(round, []).append(val_loss)
+            case _:
+                text = sentence(event)
+                if text:
+                    self.say(f"{self._name(index)}{text}")
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        print(text, flush=True)
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return
+
+    def _name(self, index: int) -> str:
+        return f"peer {index}: " if self._peers > 1 else ""
+
+    def _finish_round(self, report: RoundReport) -> None:
+        done = self._done.setdefault(report.round, [])
+        done.append(report)
+        if len(done) < self._peers:
+            return
+        del self._done[report.round]
+        tried = self._val_loss.pop(report.round, [])
+        losses = [r.train_loss for r in done if r.train_loss is not None]
+        parts = [_round_text(report, self._rounds)]
+        if losses:
+            parts.append(f"train loss {sum(losses) / len(losses):.3f}")
+        if tried:
+            parts.append(f"validation loss {sum(tried) / len(tried):.3f}")
+        parts.append(_edges_text(done))
+        self.say("  ".join(parts))
+
+
+def _round_text(report: RoundReport, rounds: int) -> str:
+    if report.closing:
+        return f"closing round {report.round - rounds + 1}"
+    return f"round {report.round + 1}/{rounds}"
+
+
+def _edges_text(reports: list[RoundReport]) -> str:
+    kinds = [edge.kind.value for report in reports for edge in report.edges]
+    unpaired = sum(not report.edges for report in reports)
+    counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
+    if unpaired:
+        counts.append(f"{unpaired} unpaired")
+    return "edges: " + ", ".join(counts)
+
+
+def sentence(event: Event) -> str:
+    """Return what an event means in words; empty for those that tables show better."""
+    match event:
+        case Online(peer_id=peer_id):
+            return f"online as {peer_id}"
+        case Invitation(invite=invite):
+            return f"others join with: gasloc join {invite}"
+        case Waiting(reason=reason):
+            return f"waiting: {reason}"
+        case Jumped(from_round=a, to_round=b):
+            return f"the swarm was ahead: skipped from round {a} to round {b}"
+        case Notice(text=text):
+            return text
+        case Left(finished=finished):
+            return "finished" if finished else "left the swarm"
+        case _:
+            return ""
+
+
+@dataclass(slots=True)
+class _Row:
+    """What the live table shows of one peer."""
+
+    peer_id: PeerId = ""
+    state: str = "starting"
+    round: int = 0
+    train_loss: float | None = None
+    val_loss: float | None = None
+    partners: tuple[PeerId, ...] = ()
+    edges: dict[str, int] = field(default_factory=dict)
+    sent_bytes: int = 0
+
+
+class LiveDisplay:
+    """A table that follows every peer in place."""
+
+    def __init__(self, console: Console, *, title: str, peers: int, rounds: int) -> None:
+        self._title = title
+        self._rounds = rounds
+        self._rows = [_Row() for _ in range(peers)]
+        self._live = Live(
+            console=console,
+            refresh_per_second=REFRESH_PER_SECOND,
+            get_renderable=self._table,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def observe(self, index: int, event: Event) -> None:
+        """Update the peer's row; texts that must stay are printed above the table."""
+        row = self._rows[index]
+        match event:
+            case Online(peer_id=peer_id):
+                row.peer_id, row.state = peer_id, "online"
+            case Waiting(reason=reason):
+                row.state = reason
+            case RoundStarted(round=round, closing=closing, partners=partners):
+                row.state = "mixing" if closing else "training"
+                row.round, row.partners = round, partners
+            case RoundFinished(report=report):
+                _note_round(row, report)
+            case Validated(val_loss=val_loss):
+                row.val_loss = val_loss
+            case Left(finished=finished):
+                row.state = "finished" if finished else "left"
+            case _:
+                self.say(sentence(event))
+
+    def say(self, text: str) -> None:
+        """Print a line above the table."""
+        self._live.console.print(text, soft_wrap=True)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def _table(self) -> Table:
+        table = Table(title=self._title, title_justify="left", expand=False)
+        for heading in ("peer", "round", "train loss", "val loss", "partner", "edges", "sent"):
+            table.add_column(heading, justify="left" if heading == "peer" else "right")
+        table.add_column("now")
+        for index, row in enumerate(self._rows):
+            table.add_row(
+                f"{index}  {short_id(row.peer_id)}",
+                _progress(row.round, self._rounds),
+                _number(row.train_loss),
+                _number(row.val_loss),
+                ", ".join(short_id(partner) for partner in row.partners) or "-",
+                ", ".join(f"{count} {kind}" for kind, count in row.edges.items()) or "-",
+                f"{row.sent_bytes / 1e6:.1f} MB",
+                row.state,
+            )
+        return table
+
+
+def _note_round(row: _Row, report: RoundReport) -> None:
+    if report.train_loss is not None:
+        row.train_loss = report.train_loss
+    for edge in report.edges:
+        row.edges[edge.kind.value] = row.edges.get(edge.kind.value, 0) + 1
+    row.sent_bytes += report.bytes_sent
+
+
+def _progress(round: int, rounds: int) -> str:
+    return f"{min(round + 1, rounds)}/{rounds}" if round < rounds else f"{rounds}+closing"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def short_id(peer_id: PeerId) -> str:
+    """Return the last characters of a peer id, which is where ids differ."""
+    return peer_id[-6:]

@@ -1,0 +1,172 @@
+"""One edge of one round: drives the sans-IO exchange over a stream, within a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gasloc_p2p.core.exchange import (
+    CodesReceived,
+    Event,
+    Exchange,
+    Finished,
+    PartnerHello,
+    PartnerRecords,
+)
+from gasloc_p2p.core.types import BytesLike, EdgeKind, EdgeOutcome, PeerId
+from gasloc_p2p.core.wire import RefuseCode
+from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
+
+READ_BYTES = 262_144
+FLUSH_S = 2.0
+"""How long the last words, a refusal or the final acknowledgement, may take to leave."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EdgeCallbacks:
+    """What the exchange asks of the node while it runs.
+
+    Attributes:
+        encode: scales of the partner to this peer's codes for it.
+        is_finite: whether the partner's codes, with its scales, decode to finite numbers.
+        records: takes the signed records that the partner handed over.
+    """
+
+    encode: Callable[[bytes], Awaitable[BytesLike]]
+    is_finite: Callable[[BytesLike, bytes], Awaitable[bool]]
+    records: Callable[[tuple[bytes, ...]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contact:
+    """An open stream to the partner, with what was already read from it."""
+
+    stream: Stream
+    early: bytes = b""
+
+
+async def run_edge(
+    *,
+    partner: PeerId,
+    contact: Callable[[], Awaitable[Contact]],
+    exchange: Exchange,
+    callbacks: EdgeCallbacks,
+    deadline_s: float,
+) -> EdgeOutcome:
+    """Carry one exchange to its end and say how it ended.
+
+    Args:
+        partner: who it is with.
+        contact: dials the partner, or waits for it to dial.
+        exchange: fresh state machine of this edge.
+        callbacks: what the exchange needs from the node.
+        deadline_s: seconds after which the edge is given up.
+    """
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    pump = _Pump(exchange, callbacks)
+    try:
+        async with asyncio.timeout(deadline_s):
+            reached = await contact()
+            pump.stream = reached.stream
+            await pump.run(reached.early)
+    except TimeoutError:
+        await pump.conclude(exchange.expire())
+    except PeerUnreachableError as error:
+        pump.ended = Finished(kind=EdgeKind.LOST, reason=f"cannot be reached: {error}")
+    finally:
+        if pump.stream is not None:
+            await pump.stream.aclose()
+    ended = pump.ended
+    assert ended is not None
+    mixes = ended.kind in (EdgeKind.APPLIED, EdgeKind.ASYMMETRIC)
+    now_s = loop.time()
+    return EdgeOutcome(
+        partner=partner,
+        kind=ended.kind,
+        reason=ended.reason,
+        codes=exchange.codes if mixes else None,
+        scales=pump.partner_scales,
+        bytes_sent=exchange.bytes_sent,
+        bytes_received=exchange.bytes_received,
+        elapsed_s=now_s - began_s,
+        wait_s=(pump.met_s if pump.met_s is not None else now_s) - began_s,
+    )
+
+
+class _Pump:
+    """Moves bytes between a stream and an exchange, both directions at once."""
+
+    def __init__(self, exchange: Exchange, callbacks: EdgeCallbacks) -> None:
+        self.stream: Stream | None = None
+        self.ended: Finished | None = None
+        self.met_s: float | None = None
+        self.partner_scales = b""
+        self._exchange = exchange
+        self._callbacks = callbacks
+        self._wake = asyncio.Event()
+
+    async def run(self, early: bytes) -> None:
+        """Pump until the exchange has finished and its last words are out."""
+        assert self.stream is not None
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(self._write(self.stream))
+            if early:
+                await self._handle(self._exchange.receive(early))
+            while self.ended is None:
+                data = await self.stream.read(READ_BYTES)
+                await self._handle(
+                    self._exchange.receive(data) if data else self._exchange.end_of_stream()
+                )
+            await asyncio.wait({writing}, timeout=FLUSH_S)
+            writing.cancel()
+
+    async def conclude(self, events: list[Event]) -> None:
+        """Take the exchange's final events after a deadline and flush its last words."""
+        await self._handle(events)
+        if self.stream is None:
+            return
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await self._flush(self.stream)
+        except TimeoutError:
+            return
+
+    async def _write(self, stream: Stream) -> None:
+        while True:
+            self._wake.clear()
+            await self._flush(stream)
+            if self._exchange.finished:
+                return
+            await self._wake.wait()
+
+    async def _flush(self, stream: Stream) -> None:
+        try:
+            while (data := self._exchange.data_to_send()) is not None:
+                await stream.write(data)
+        except ConnectionError:
+            await self._handle(self._exchange.end_of_stream())
+
+    async def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case PartnerHello(hello=hello):
+                    self.met_s = asyncio.get_running_loop().time()
+                    self.partner_scales = hello.scales
+                    codes = await self._callbacks.encode(hello.scales)
+                    self._exchange.send_codes(codes)
+                case PartnerRecords(records=records):
+                    self._callbacks.records(records)
+                case CodesReceived(codes=codes):
+                    if await self._callbacks.is_finite(codes, self.partner_scales):
+                        await self._handle(self._exchange.accept())
+                    else:
+                        await self._handle(
+                            self._exchange.refuse(
+                                RefuseCode.NON_FINITE, "the parameters are not finite numbers"
+                            )
+                        )
+                case Finished():
+                    self.ended = event
+        self._wake.set()

@@ -1,0 +1,86 @@
+"""What a node tells whoever watches it: a terminal, a pipe, or the parent of a test swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.node.report import PeerReport, RoundReport
+
+
+class Online(msgspec.Struct, frozen=True, kw_only=True, tag="online"):
+    """The node is on the network."""
+
+    peer_id: PeerId
+    addresses: tuple[str, ...]
+
+
+class Invitation(msgspec.Struct, frozen=True, kw_only=True, tag="invite"):
+    """Others can join with this text."""
+
+    invite: str
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag="waiting"):
+    """The node waits, for peers or for a point in time."""
+
+    reason: str
+
+
+class RoundStarted(msgspec.Struct, frozen=True, kw_only=True, tag="round_started"):
+    """A round has begun with these partners."""
+
+    round: int
+    closing: bool
+    partners: tuple[PeerId, ...]
+    peers: int
+
+
+class RoundFinished(msgspec.Struct, frozen=True, kw_only=True, tag="round_finished"):
+    """A round is over."""
+
+    report: RoundReport
+
+
+class Validated(msgspec.Struct, frozen=True, kw_only=True, tag="validated"):
+    """The peer's own parameters were tried on the held-out text."""
+
+    round: int
+    val_loss: float
+
+
+class Jumped(msgspec.Struct, frozen=True, kw_only=True, tag="jumped"):
+    """The swarm was ahead, so rounds were skipped."""
+
+    from_round: int
+    to_round: int
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
+    """Something a person should know, in one sentence."""
+
+    text: str
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
+    """The node has left the swarm; its last event."""
+
+    report: PeerReport
+    finished: bool
+
+
+Event: TypeAlias = (
+    Online
+    | Invitation
+    | Waiting
+    | RoundStarted
+    | RoundFinished
+    | Validated
+    | Jumped
+    | Notice
+    | Left
+)
+Observer: TypeAlias = Callable[[Event], None]

@@ -1,0 +1,164 @@
+"""Streams that partners open: each is held until its round begins here, or refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from gasloc_p2p.core.exchange import Exchange
+from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.core.wire import Hello, ProtocolError, RefuseCode, read_hello
+from gasloc_p2p.node.edge import Contact
+from gasloc_p2p.core.substrate import Stream
+
+HELLO_DEADLINE_S = 10.0
+REFUSAL_DEADLINE_S = 2.0
+READ_BYTES = 65_536
+HELD_STREAMS = 64
+ROUNDS_AHEAD = 8
+"""A partner may be this many rounds ahead and still be kept waiting."""
+
+
+class Inbox:
+    """Matches incoming streams with the edges of this peer's rounds.
+
+    Args:
+        own_hello: builds this peer's Hello for a round, to check a stranger's against it.
+    """
+
+    def __init__(self, own_hello: Callable[[int], Hello]) -> None:
+        self._own_hello = own_hello
+        self._round = 0
+        self._expected: frozenset[PeerId] | None = None
+        self._held: dict[tuple[int, PeerId], asyncio.Future[_Held]] = {}
+        self._holding = 0
+
+    async def accept(self, stream: Stream) -> None:
+        """Serve one incoming stream to its end; the transport calls this."""
+        try:
+            early, hello = await self._first_frame(stream)
+            if hello is None:
+                return
+            refusal = self._refusal(stream.peer_id, hello, early)
+            if refusal is not None:
+                await _say(stream, refusal)
+                return
+            held = _Held(stream, early)
+            self._place(hello.round, stream.peer_id).set_result(held)
+            self._holding += 1
+            try:
+                await held.done.wait()
+            finally:
+                self._holding -= 1
+            if held.refusal is not None:
+                await _say(stream, held.refusal)
+        finally:
+            await stream.aclose()
+
+    async def _first_frame(self, stream: Stream) -> tuple[bytes, Hello | None]:
+        early = bytearray()
+        try:
+            async with asyncio.timeout(HELLO_DEADLINE_S):
+                while data := await stream.read(READ_BYTES):
+                    early += data
+                    hello = read_hello(early)
+                    if hello is not None:
+                        return bytes(early), hello
+        except (TimeoutError, ProtocolError):
+            pass
+        return bytes(early), None
+
+    def _refusal(self, peer: PeerId, hello: Hello, early: bytes) -> Exchange | None:
+        """Return the exchange that carries a refusal, or None when the stream may wait."""
+        answer = Exchange(
+            hello=self._own_hello(hello.round), partner=peer, dialer=False, records=()
+        )
+        answer.receive(early)
+        if answer.finished:
+            return answer
+        if hello.round < self._round:
+            reason = f"round {hello.round} is over here, this peer is in round {self._round}"
+        elif hello.round == self._round and self._expected is not None:
+            if peer in self._expected and not self._place(hello.round, peer).done():
+                return None
+            reason = f"this peer has no edge with {peer} in round {hello.round}"
+        elif hello.round > self._round + ROUNDS_AHEAD or self._holding >= HELD_STREAMS:
+            reason = f"too early for round {hello.round}, this peer is in round {self._round}"
+        elif self._place(hello.round, peer).done():
+            reason = f"round {hello.round} already has a stream from {peer}"
+        else:
+            return None
+        answer.refuse(RefuseCode.NOT_PARTNER, reason)
+        return answer
+
+    def _place(self, round: int, peer: PeerId) -> asyncio.Future[_Held]:
+        key = (round, peer)
+        if key not in self._held:
+            self._held[key] = asyncio.get_running_loop().create_future()
+        return self._held[key]
+
+    def open_round(self, round: int, partners: Iterable[PeerId]) -> None:
+        """Begin `round`: streams of its partners may be claimed, all others are refused."""
+        self._round = round
+        self._expected = frozenset(partners)
+        for (held_round, peer), place in list(self._held.items()):
+            if held_round < round or (held_round == round and peer not in self._expected):
+                self._drop(held_round, peer, place)
+
+    def _drop(self, round: int, peer: PeerId, place: asyncio.Future[_Held]) -> None:
+        del self._held[round, peer]
+        if place.done() and not place.cancelled():
+            held = place.result()
+            refusal = Exchange(
+                hello=self._own_hello(round), partner=peer, dialer=False, records=()
+            )
+            refusal.receive(held.early)
+            refusal.refuse(
+                RefuseCode.NOT_PARTNER, f"this peer has no edge with {peer} in round {round}"
+            )
+            held.refusal = refusal
+            held.done.set()
+        else:
+            place.cancel()
+
+    async def claim(self, round: int, partner: PeerId) -> Contact:
+        """Wait until `partner` has opened its stream for `round`.
+
+        The claimer owns the stream from here on and calls `release` when it is through.
+        """
+        held = await asyncio.shield(self._place(round, partner))
+        return Contact(stream=held.stream, early=held.early)
+
+    def release(self, round: int, partner: PeerId) -> None:
+        """End the handler of a claimed stream; harmless if there was none."""
+        place = self._held.pop((round, partner), None)
+        if place is None:
+            return
+        if place.done() and not place.cancelled():
+            place.result().done.set()
+        else:
+            place.cancel()
+
+    def close(self) -> None:
+        """Let go of every stream that is still held."""
+        for round, peer in list(self._held):
+            self.release(round, peer)
+
+
+class _Held:
+    """A stream whose Hello has been read and whose round is still to come."""
+
+    def __init__(self, stream: Stream, early: bytes) -> None:
+        self.stream = stream
+        self.early = early
+        self.done = asyncio.Event()
+        self.refusal: Exchange | None = None
+
+
+async def _say(stream: Stream, refusal: Exchange) -> None:
+    try:
+        async with asyncio.timeout(REFUSAL_DEADLINE_S):
+            while (data := refusal.data_to_send()) is not None:
+                await stream.write(data)
+    except (TimeoutError, ConnectionError):
+        return

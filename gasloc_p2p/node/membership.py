@@ -1,0 +1,115 @@
+"""Who is in the swarm: this peer's signed record goes out, everybody else's come in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from gasloc_p2p.core.errors import IdentityError
+from gasloc_p2p.core.records import Reachability, RecordError, Verify, open_record
+from gasloc_p2p.core.roster import GOODBYE_ROUNDS, JOIN_ROUNDS, Roster, RosterBook, Verdict
+from gasloc_p2p.core.substrate import Clock, Network
+
+RECORD_TTL_S = 6 * 3600.0
+"""A record outlives its lease in the store by far; the lease, in rounds, is what counts."""
+STORE_DEADLINE_S = 5.0
+POLL_S = 0.25
+
+class Membership:
+    """This peer's view of the swarm, kept current through the network's record store.
+
+    Args:
+        network: where records are published and found.
+        clock: wall time, for expirations.
+        run_id: records of other runs are ignored.
+        verify: checks a signature against the peer id that made it.
+    """
+
+    def __init__(self, *, network: Network, clock: Clock, run_id: str, verify: Verify) -> None:
+        self._network = network
+        self._clock = clock
+        self._run_id = run_id
+        self._verify = verify
+        self._seq = 0
+        self._round = 0
+        self._first_round = 0
+        self._lease_until = -1
+        self.book = RosterBook(run_id=run_id, own=network.peer_id)
+
+    async def announce(self, round: int, *, first_round: int) -> None:
+        """Declare that this peer takes part from `first_round` on."""
+        self._first_round = first_round
+        await self.renew(round, cycle_s=0.0)
+
+    async def renew(self, round: int, *, cycle_s: float) -> None:
+        """Extend this peer's lease from `round`; a lapsed lease starts afresh a little later."""
+        if 0 <= self._lease_until < round:
+            self._first_round = round + JOIN_ROUNDS
+        await self._publish(round, cycle_s=cycle_s, lease_until=None)
+
+    async def say_goodbye(self, round: int) -> None:
+        """Shorten the lease so that every roster drops this peer at the same round."""
+        await self._publish(round, cycle_s=0.0, lease_until=round + GOODBYE_ROUNDS)
+
+    async def _publish(self, round: int, *, cycle_s: float, lease_until: int | None) -> None:
+        now_s = self._clock.unix_s()
+        self._round = round
+        self._seq = max(self._seq + 1, int(now_s * 1000))
+        record = self.book.renew(
+            round=round,
+            first_round=self._first_round,
+            lease_until=lease_until,
+            seq=self._seq,
+            cycle_s=cycle_s,
+            reachability=Reachability.PUBLIC,
+            expires_at=now_s + RECORD_TTL_S,
+            sign=self._network.sign,
+        )
+        self._lease_until = record.lease_until
+        await self._network.publish_record(self.book.own_signed, deadline_s=STORE_DEADLINE_S)
+
+    async def refresh(self) -> None:
+        """Fetch the records that the store holds now.
+
+        Raises:
+            IdentityError: another process publishes records with this peer's identity.
+        """
+        self.take_records(
+            await self._network.fetch_records(self._run_id, deadline_s=STORE_DEADLINE_S)
+        )
+        self.book.expire(self._clock.unix_s())
+
+    def take_records(self, signed_records: Iterable[bytes]) -> None:
+        """Consider signed records from the store or from a partner; bad ones are skipped."""
+        for signed in signed_records:
+            try:
+                record = open_record(signed, verify=self._verify)
+            except RecordError:
+                continue
+            verdict = self.book.observe(record, signed=signed, own_round=self._round)
+            if verdict is Verdict.OWN_IDENTITY_ELSEWHERE:
+                raise IdentityError(
+                    f"identity {record.peer_id} is in use by another process",
+                    why="a newer record in the swarm carries this peer's own signature",
+                    fix="stop the other process, or give this node an identity of its own "
+                    "with --set net.identity=FILE",
+                )
+
+    def roster(self, round: int) -> Roster:
+        """Return who takes part in `round`."""
+        return self.book.at(round)
+
+    def close_round(self, round: int) -> None:
+        """Freeze the view at the end of `round`; rosters two rounds later are drawn from it."""
+        self.book.close_round(round)
+
+    def swarm_round(self) -> int | None:
+        """Return the round in which most of the swarm is."""
+        return self.book.swarm_round()
+
+    async def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Poll the store until `ready()`; the caller sets the deadline."""
+        await self.refresh()
+        while not ready():
+            await asyncio.sleep(POLL_S)
+            await self.refresh()

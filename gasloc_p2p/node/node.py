@@ -1,0 +1,239 @@
+"""A node's life: join the swarm, run rounds, leave it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from torch import Tensor
+
+from gasloc_p2p.config import Config
+from gasloc_p2p.core.manifest import Manifest
+from gasloc_p2p.core.outer import OuterState
+from gasloc_p2p.core.pace import Pace, RoundPhase
+from gasloc_p2p.core.records import Verify
+from gasloc_p2p.core.roster import JOIN_ROUNDS
+from gasloc_p2p.core.substrate import Clock, Compute, Network
+from gasloc_p2p.node.events import (
+    Jumped,
+    Left,
+    Notice,
+    Observer,
+    RoundFinished,
+    Validated,
+    Waiting,
+)
+from gasloc_p2p.node.membership import Membership
+from gasloc_p2p.node.peer import EXCHANGE_PROTOCOL, Peer
+from gasloc_p2p.node.report import RoundReport, peer_report
+from gasloc_p2p.node.result import NodeResult
+from gasloc_p2p.node.round import run_round
+from gasloc_p2p.node.state import STATE_PROTOCOL, Donor, State, StateRequest, fetch_state
+from gasloc_p2p.train.learner import Learner
+from gasloc_p2p.train.parameters import theta_digest
+
+GOODBYE_DEADLINE_S = 3.0
+MANIFEST_DEADLINE_S = 5.0
+
+
+class Node:
+    """One peer of a run, from joining to leaving; the same on real and simulated substrates.
+
+    Args:
+        config: this node's settings; the shared sections are the manifest's.
+        manifest: what all peers of the run have in common.
+        network, clock, compute: the substrate.
+        learner: model, data and inner optimizer.
+        pace: when rounds begin and end.
+        verify: checks the signature of a record.
+        observe: told what happens.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        manifest: Manifest,
+        network: Network,
+        clock: Clock,
+        compute: Compute,
+        learner: Learner,
+        pace: Pace,
+        verify: Verify,
+        observe: Observer,
+    ) -> None:
+        self._config = config
+        self._manifest = manifest
+        self._network = network
+        self._observe = observe
+        self._membership = Membership(
+            network=network, clock=clock, run_id=config.run.id, verify=verify
+        )
+        self._peer = Peer(
+            config=config,
+            run_digest=manifest.digest,
+            learner=learner,
+            network=network,
+            membership=self._membership,
+            pace=pace,
+            clock=clock,
+            compute=compute,
+            observe=observe,
+        )
+        self._request = StateRequest(
+            run_digest=manifest.digest, schema_digest=learner.parameters_view.schema.digest
+        )
+        self._round = 0
+        self._reports: list[RoundReport] = []
+        self._trained: tuple[Tensor, float] | None = None
+
+    async def run(self, leave: asyncio.Event) -> NodeResult:
+        """Take part until the run ends or `leave` is set; a leaving node says goodbye.
+
+        A round in progress is dropped when leaving: the parameters are those of its start.
+        """
+        peer = self._peer
+        donor = Donor(
+            request=self._request, current=self._current_state, compute=peer.compute
+        )
+        await self._network.serve(EXCHANGE_PROTOCOL, peer.inbox.accept)
+        await self._network.serve(STATE_PROTOCOL, donor.serve)
+        try:
+            finished = await _until(leave, self._life)
+        finally:
+            peer.inbox.close()
+        await self._say_goodbye()
+        theta, val_loss = self._trained or (peer.theta, None)
+        report = peer_report(
+            peer_id=peer.id,
+            rounds=self._reports,
+            val_loss=val_loss,
+            theta_digest=theta_digest(theta),
+        )
+        self._observe(Left(report=report, finished=finished))
+        return NodeResult(
+            report=report, theta=theta, closing_theta=peer.theta, finished=finished
+        )
+
+    async def _life(self) -> None:
+        peer = self._peer
+        self._round = await self._join()
+        loop = asyncio.get_running_loop()
+        while peer.pace.phase(self._round) is not RoundPhase.FINISHED:
+            await self._wait_for_round()
+            began_s = loop.time()
+            report = await run_round(peer, self._round)
+            peer.note_cycle(loop.time() - began_s - report.wait_s)
+            following = peer.pace.next_round(
+                self._round, self._membership.swarm_round(), peer.clock.unix_s()
+            )
+            if not report.closing:
+                await self._validate(self._round, last=peer.is_closing(following))
+            self._reports.append(report)
+            self._observe(RoundFinished(report=report))
+            if following > self._round + 1:
+                self._observe(Jumped(from_round=self._round, to_round=following))
+            self._round = following
+
+    async def _join(self) -> int:
+        """Announce this peer and return the round in which it starts."""
+        run, membership = self._config.run, self._membership
+        await self._publish_manifest()
+        await membership.refresh()
+        if not self._under_way():
+            await membership.announce(0, first_round=0)
+            await self._wait_for_peers(run.initial_peers)
+        if not self._under_way():
+            return 0
+        return await self._join_late()
+
+    def _current_round(self) -> int:
+        """The round in which a newcomer finds the swarm; 0 before anybody has begun."""
+        return self._peer.pace.next_round(
+            -1, self._membership.swarm_round(), self._peer.clock.unix_s()
+        )
+
+    def _under_way(self) -> bool:
+        return self._current_round() > 0
+
+    async def _wait_for_peers(self, wanted: int) -> None:
+        present = -1
+
+        def enough() -> bool:
+            nonlocal present
+            here = len(self._membership.roster(0).peers)
+            if here != present and here < wanted:
+                self._observe(Waiting(reason=f"{here} of {wanted} peers are here"))
+            present = here
+            return present >= wanted or self._under_way()
+
+        await self._membership.wait_until(enough)
+
+    async def _join_late(self) -> int:
+        """Take over a donor's parameters and start with everybody else a few rounds from here."""
+        membership, peer = self._membership, self._peer
+        current = self._current_round()
+        first_round = current + JOIN_ROUNDS
+        self._observe(
+            Waiting(reason=f"the swarm is in round {current}, this peer joins at {first_round}")
+        )
+        await membership.announce(current, first_round=first_round)
+
+        await membership.wait_until(lambda: self._current_round() >= first_round)
+        state = await fetch_state(
+            network=self._network,
+            compute=peer.compute,
+            request=self._request,
+            donors=[p for p in membership.roster(first_round).peers if p != peer.id],
+            elements=peer.learner.parameters_view.schema.elements,
+            deadline_s=self._config.pace.edge_ceiling_s,
+        )
+        peer.theta, peer.memory = state.theta, OuterState(memory=state.memory)
+        await peer.compute.run(lambda: peer.learner.load(peer.theta))
+        return self._current_round()
+
+    async def _wait_for_round(self) -> None:
+        pause_s = self._peer.pace.starts_in_s(self._round, self._peer.clock.unix_s())
+        if pause_s > 0:
+            if self._round == 0:
+                self._observe(Waiting(reason=f"round 0 begins in {pause_s:.0f} s"))
+            await asyncio.sleep(pause_s)
+
+    async def _validate(self, t: int, *, last: bool) -> None:
+        """Try the own parameters on the held-out text, now and then and after the last round."""
+        peer, every = self._peer, self._config.node.validate_every_rounds
+        if not last and (every == 0 or (t + 1) % every):
+            return
+        val_loss = await peer.compute.run(peer.learner.validation_loss)
+        self._observe(Validated(round=t, val_loss=val_loss))
+        if last:
+            self._trained = (peer.theta, val_loss)
+
+    async def _publish_manifest(self) -> None:
+        stored = await self._network.publish_manifest(
+            self._manifest.run_id, self._manifest.encode(), deadline_s=MANIFEST_DEADLINE_S
+        )
+        if not stored:
+            self._observe(Notice(text="the run's manifest could not be stored; retrying later"))
+
+    async def _say_goodbye(self) -> None:
+        try:
+            async with asyncio.timeout(GOODBYE_DEADLINE_S):
+                await self._membership.say_goodbye(self._round)
+        except TimeoutError:
+            self._observe(Notice(text="the goodbye was not heard; this peer's lease will lapse"))
+
+    def _current_state(self) -> State:
+        return State(theta=self._peer.theta, memory=self._peer.memory.memory)
+
+
+async def _until(leave: asyncio.Event, life: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    """Run `life()` until it ends or `leave` is set; return whether it ended by itself."""
+    async with asyncio.TaskGroup() as tasks:
+        living = tasks.create_task(life())
+        leaving = tasks.create_task(leave.wait())
+        await asyncio.wait({living, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        living.cancel()
+        leaving.cancel()
+    return not living.cancelled()

@@ -1,0 +1,182 @@
+"""One peer's state and parts, as the round needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from torch import Tensor
+
+from gasloc_p2p.config import Config
+from gasloc_p2p.core.codecs import codec_named
+from gasloc_p2p.core.exchange import Exchange
+from gasloc_p2p.core.outer import OuterState, outer_rule
+from gasloc_p2p.core.pace import Pace, RoundPhase, lr_at
+from gasloc_p2p.core.roster import Roster
+from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
+from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
+from gasloc_p2p.node.edge import Contact
+from gasloc_p2p.node.events import Observer
+from gasloc_p2p.node.inbox import Inbox
+from gasloc_p2p.node.membership import Membership
+from gasloc_p2p.core.substrate import Clock, Compute, Network, PeerUnreachableError
+from gasloc_p2p.train.learner import Learner
+
+EXCHANGE_PROTOCOL = "gasloc/exchange/1"
+REMEMBERED_CYCLES = 5
+REDIAL_S = (0.25, 0.5, 1.0)
+FIRST_REDIAL_S = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Pauses between dials; a partner never met before may still be spreading its address."""
+
+
+class Peer:
+    """What one peer is made of; `node/round.py` tells the story.
+
+    Attributes:
+        theta: parameters at the start of the round, [P] fp32 on the CPU.
+        memory: the outer rule's state.
+        transfer_s: longest recent transfer over an edge, in seconds, partner's delay excluded.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        run_digest: bytes,
+        learner: Learner,
+        network: Network,
+        membership: Membership,
+        pace: Pace,
+        clock: Clock,
+        compute: Compute,
+        observe: Observer,
+    ) -> None:
+        outer, gossip = config.outer, config.gossip
+        self.id: PeerId = network.peer_id
+        self.seed = config.run.seed
+        self.config = config
+        self.topology = gossip.topology
+        self.alpha = outer.alpha
+        self.rule = outer_rule(outer.rule, lr=outer.lr, momentum=outer.momentum)
+        self.closing_rule = outer_rule("nesterov", lr=1.0, momentum=0.0)
+        self.codec = codec_named(gossip.codec)
+        self.learner = learner
+        self.network = network
+        self.membership = membership
+        self.pace = pace
+        self.clock = clock
+        self.compute = compute
+        self.observe = observe
+        self.inbox = Inbox(self._plain_hello)
+        self.theta: Tensor = learner.theta()
+        self.memory: OuterState = self.rule.initial(self.theta)
+        self.transfer_s = 0.0
+        self._run_digest = run_digest
+        self._cycles_s: deque[float] = deque(maxlen=REMEMBERED_CYCLES)
+        self._met: set[PeerId] = set()
+        self._unconfirmed: dict[PeerId, deque[int]] = {}
+
+    @property
+    def cycle_s(self) -> float:
+        """Median seconds of this peer's last rounds, 0 before the first."""
+        return statistics.median(self._cycles_s) if self._cycles_s else 0.0
+
+    def is_closing(self, t: int) -> bool:
+        """Whether round t only mixes: no inner steps, outer learning rate 1, momentum 0."""
+        return self.pace.phase(t) is not RoundPhase.TRAINING
+
+    def note_cycle(self, seconds: float) -> None:
+        """Remember how long a round took, waiting for partners excluded."""
+        self._cycles_s.append(seconds)
+
+    def inner_lr(self, position: float) -> float:
+        """Learning rate at `position`, the round plus the fraction of it that is done."""
+        inner = self.config.inner
+        return lr_at(
+            position,
+            rounds=self.config.run.rounds,
+            peak=inner.lr,
+            warmup_rounds=inner.warmup_rounds,
+            min_ratio=inner.min_lr_ratio,
+            schedule=inner.schedule,
+        )
+
+    def edge_deadline_s(self, t: int, partner: PeerId, roster: Roster) -> float:
+        """Seconds that an edge with `partner` may take."""
+        pace = self.config.pace
+        record = roster.records.get(partner)
+        return self.pace.edge_deadline_s(
+            t,
+            self.clock.unix_s(),
+            own_cycle_s=self.cycle_s,
+            partner_cycle_s=record.cycle_s if record is not None else 0.0,
+            transfer_s=self.transfer_s,
+            floor_s=pace.edge_floor_s,
+            ceiling_s=pace.edge_ceiling_s,
+        )
+
+    def hello(self, t: int, partner: PeerId | None, roster_digest: bytes, scales: bytes) -> Hello:
+        """What this peer says first on an edge of round t."""
+        return Hello(
+            protocol_min=PROTOCOL_VERSION,
+            protocol_max=PROTOCOL_VERSION,
+            peer_id=self.id,
+            run_digest=self._run_digest,
+            schema_digest=self.learner.parameters_view.schema.digest,
+            round=t,
+            roster_digest=roster_digest,
+            codec=self.codec.name,
+            code_bytes=self.codec.code_bytes(self.learner.parameters_view.schema.elements),
+            chunk_bytes=self.config.gossip.chunk_bytes,
+            scales=scales,
+            unconfirmed=tuple(self._unconfirmed.get(partner, ())) if partner else (),
+        )
+
+    def _plain_hello(self, t: int) -> Hello:
+        return self.hello(t, None, b"", b"")
+
+    def new_exchange(self, t: int, partner: PeerId, roster: Roster, scales: bytes) -> Exchange:
+        """Return the fresh state machine of this round's edge with `partner`."""
+        return Exchange(
+            hello=self.hello(t, partner, roster.digest, scales),
+            partner=partner,
+            dialer=self.id < partner,
+            records=self.membership.book.records_for_partner(),
+        )
+
+    def contact(self, t: int, partner: PeerId) -> Callable[[], Awaitable[Contact]]:
+        """Return how to reach `partner` in round t: the smaller id dials."""
+        if self.id < partner:
+            return lambda: self._dial(partner)
+        return lambda: self.inbox.claim(t, partner)
+
+    async def _dial(self, partner: PeerId) -> Contact:
+        """Dial until it works; the patience is short for a partner that was reached before."""
+        pauses_s = REDIAL_S if partner in self._met else FIRST_REDIAL_S
+        for pause_s in (*pauses_s, None):
+            try:
+                stream = await self.network.open_stream(
+                    partner, EXCHANGE_PROTOCOL, deadline_s=self.config.pace.edge_ceiling_s
+                )
+            except PeerUnreachableError:
+                if pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+            else:
+                return Contact(stream=stream)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def note_edge(self, t: int, outcome: EdgeOutcome) -> None:
+        """Learn from how an edge ended."""
+        self.inbox.release(t, outcome.partner)
+        if not outcome.mixes:
+            return
+        self._met.add(outcome.partner)
+        self.transfer_s = outcome.elapsed_s - outcome.wait_s
+        unconfirmed = self._unconfirmed.setdefault(outcome.partner, deque(maxlen=MAX_UNCONFIRMED))
+        if outcome.kind is EdgeKind.ASYMMETRIC:
+            unconfirmed.append(t)
+        else:
+            unconfirmed.clear()

@@ -1,0 +1,130 @@
+"""What a round and a whole run leave behind, as plain values that turn into JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
+
+
+class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One edge of one round, without the parameters it carried."""
+
+    partner: PeerId
+    kind: EdgeKind
+    reason: str = ""
+
+
+class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One round of one peer.
+
+    Attributes:
+        round: round number; closing rounds follow the training rounds.
+        closing: whether this was a gossip round without training.
+        local_steps: inner steps done.
+        train_loss: mean loss of these steps in nats per token, None without steps.
+        edges: how each edge ended; empty when the peer was unpaired.
+        bytes_sent, bytes_received: bytes over all edges.
+        train_s, exchange_s, wait_s: seconds of training, of exchanging, and of the exchange
+            the part before the partner answered.
+    """
+
+    round: int
+    closing: bool
+    local_steps: int
+    train_loss: float | None
+    edges: tuple[EdgeReport, ...]
+    bytes_sent: int
+    bytes_received: int
+    train_s: float
+    exchange_s: float
+    wait_s: float
+
+
+class EdgeCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Edges of all rounds by outcome; `unpaired` counts rounds without a partner."""
+
+    applied: int = 0
+    timed_out: int = 0
+    refused: int = 0
+    corrupt: int = 0
+    asymmetric: int = 0
+    not_partner: int = 0
+    unpaired: int = 0
+    lost: int = 0
+
+
+class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer's part of a run; docs/report.md describes every field."""
+
+    peer_id: PeerId
+    exit_code: int
+    rounds: int
+    local_steps: tuple[int, ...]
+    train_loss: tuple[float | None, ...]
+    val_loss: float | None
+    edges: EdgeCounts
+    bytes_sent: int
+    bytes_received: int
+    train_s: float
+    exchange_s: float
+    wait_s: float
+    theta_digest: str | None
+
+
+def round_report(
+    *,
+    round: int,
+    closing: bool,
+    losses: Sequence[float],
+    outcomes: Sequence[EdgeOutcome],
+    train_s: float,
+    exchange_s: float,
+) -> RoundReport:
+    """Sum up one round from what its parts returned."""
+    return RoundReport(
+        round=round,
+        closing=closing,
+        local_steps=len(losses),
+        train_loss=sum(losses) / len(losses) if losses else None,
+        edges=tuple(
+            EdgeReport(partner=edge.partner, kind=edge.kind, reason=edge.reason)
+            for edge in outcomes
+        ),
+        bytes_sent=sum(edge.bytes_sent for edge in outcomes),
+        bytes_received=sum(edge.bytes_received for edge in outcomes),
+        train_s=train_s,
+        exchange_s=exchange_s,
+        wait_s=max((edge.wait_s for edge in outcomes), default=0.0),
+    )
+
+
+def peer_report(
+    *,
+    peer_id: PeerId,
+    rounds: Sequence[RoundReport],
+    val_loss: float | None,
+    theta_digest: str | None,
+    exit_code: int = 0,
+) -> PeerReport:
+    """Sum up a peer's rounds; edges and bytes include the closing rounds."""
+    training = [report for report in rounds if not report.closing]
+    kinds = [edge.kind.value for report in rounds for edge in report.edges]
+    counts = {kind.value: kinds.count(kind.value) for kind in EdgeKind}
+    return PeerReport(
+        peer_id=peer_id,
+        exit_code=exit_code,
+        rounds=len(training),
+        local_steps=tuple(report.local_steps for report in training),
+        train_loss=tuple(report.train_loss for report in training),
+        val_loss=val_loss,
+        edges=EdgeCounts(**counts, unpaired=sum(not report.edges for report in rounds)),
+        bytes_sent=sum(report.bytes_sent for report in rounds),
+        bytes_received=sum(report.bytes_received for report in rounds),
+        train_s=sum(report.train_s for report in rounds),
+        exchange_s=sum(report.exchange_s for report in rounds),
+        wait_s=sum(report.wait_s for report in rounds),
+        theta_digest=theta_digest,
+    )

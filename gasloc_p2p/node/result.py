@@ -1,0 +1,55 @@
+"""What a node leaves behind, in memory and on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gasloc_p2p.node.report import PeerReport
+
+REPORT_FILE = "report.json"
+THETA_FILE = "theta.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeResult:
+    """One peer's part of a run.
+
+    Attributes:
+        report: what it did and reached.
+        theta: parameters after the last training round, [P] fp32.
+        closing_theta: parameters after the closing gossip rounds, [P] fp32.
+        finished: False when the node left before the end of the run.
+    """
+
+    report: PeerReport
+    theta: Tensor
+    closing_theta: Tensor
+    finished: bool
+
+    def write(self, home: Path) -> None:
+        """Write the report and both parameter vectors into `home`."""
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tensors = {"theta": self.theta, "closing_theta": self.closing_theta.clone()}
+        save_file(tensors, home / THETA_FILE, metadata={"finished": str(self.finished).lower()})
+        text = msgspec.json.format(msgspec.json.encode(self.report), indent=2)
+        (home / REPORT_FILE).write_bytes(text + b"\n")
+
+
+def read_report(home: Path) -> PeerReport | None:
+    """Return the report in `home`; None when the node wrote none."""
+    file = home / REPORT_FILE
+    return msgspec.json.decode(file.read_bytes(), type=PeerReport) if file.is_file() else None
+
+
+def read_thetas(home: Path) -> tuple[Tensor, Tensor] | None:
+    """Return `theta` and `closing_theta` in `home`; None when the node wrote none."""
+    file = home / THETA_FILE
+    if not file.is_file():
+        return None
+    tensors = load_file(file)
+    return tensors["theta"], tensors["closing_theta"]

@@ -1,0 +1,165 @@
+"""The sections of the configuration that belong to no single component below `node/`."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RunConfig(Section):
+    """What run this is; shared by every peer through the manifest."""
+
+    id: str = Field(
+        default_factory=lambda: f"run-{secrets.token_hex(4)}",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Name of the run. Peers of different runs never mix. Default: random.",
+    )
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="Seed of the initial parameters, of the pairings and of every peer's samples.",
+    )
+    rounds: int = Field(default=32, ge=1, lt=2**31, description="Training rounds in the run.")
+    initial_peers: int = Field(
+        default=1,
+        ge=1,
+        le=10_000,
+        description="Round 0 begins when this many peers have announced themselves (pace steps).",
+    )
+    closing_rounds: int = Field(
+        default=5,
+        ge=0,
+        le=100,
+        description="Gossip rounds without training at the end, which bring peers to one model.",
+    )
+
+
+class OuterConfig(Section):
+    """The outer step that each peer applies to its own parameters."""
+
+    rule: Literal["nesterov", "local", "lookahead", "post-mix", "printed"] = Field(
+        default="nesterov",
+        description="Outer rule. Nodes run nesterov and local; the simulator runs all of them.",
+    )
+    lr: float = Field(default=0.7, gt=0, le=10, description="Outer learning rate, eta.")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="Outer momentum, gamma.")
+    alpha: float = Field(
+        default=1.0, gt=0, le=1, description="Share of the mix that is taken; below 1 it is relaxed."
+    )
+    force: bool = Field(
+        default=False, description="Run even if the stability check says that peers drift apart."
+    )
+
+
+class GossipConfig(Section):
+    """Who exchanges with whom, and in what form."""
+
+    topology: Literal["pairs", "ring", "complete", "cycle", "none"] = Field(
+        default="pairs",
+        description="pairs: random pairs. ring: random ring. complete: everybody with everybody. "
+        "cycle: a fixed ring. none: no exchange, each peer trains alone.",
+    )
+    codec: Literal["none", "bf16"] = Field(
+        default="none", description="How parameters are encoded: none is fp32, bf16 halves the bytes."
+    )
+    chunk_bytes: int = Field(
+        default=262_144,
+        ge=1024,
+        le=4_194_304,
+        description="Bytes of parameters under one digest on the wire.",
+    )
+
+
+class PaceConfig(Section):
+    """When a round begins and ends."""
+
+    mode: Literal["steps", "seconds"] = Field(
+        default="steps",
+        description="steps: a fixed number of local steps, then wait for the partner. "
+        "seconds: rounds begin by the clock, with as many steps as fit.",
+    )
+    period_s: float = Field(
+        default=60.0, ge=0.5, le=86_400, description="Length of a round in pace seconds."
+    )
+    start_delay_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=86_400,
+        description="Pace seconds: round 0 begins this long after the run was founded.",
+    )
+    exchange_budget_s: float = Field(
+        default=5.0,
+        gt=0,
+        le=3600,
+        description="Pace seconds: training stops at least this long before the end of a round.",
+    )
+    edge_floor_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=3600,
+        description="A partner is waited for at least this long (pace steps).",
+    )
+    edge_ceiling_s: float = Field(
+        default=120.0,
+        gt=0,
+        le=86_400,
+        description="A partner is waited for at most this long (pace steps).",
+    )
+
+
+class NodeConfig(Section):
+    """This machine's own choices; never shared."""
+
+    home: str = Field(
+        default="",
+        description="Folder of this node's identity and results. Default: ~/.gasloc/RUN.",
+    )
+    threads: int = Field(
+        default=1, ge=1, le=1024, description="CPU threads that torch may use in this process."
+    )
+    exit_with_stdin: bool = Field(
+        default=False,
+        description="Leave when standard input closes; for a parent process that may not leave "
+        "nodes behind.",
+    )
+    address_file: str = Field(
+        default="",
+        description="`gasloc bootstrap` writes its addresses into this file, for "
+        "net.bootstrap=@FILE.",
+    )
+    invite_file: str = Field(
+        default="",
+        description="`gasloc start` writes its invite into this file, for `gasloc join @FILE`.",
+    )
+    validate_every_rounds: int = Field(
+        default=4,
+        ge=0,
+        description="Try the own parameters on the held-out text every so many rounds; 0: at the "
+        "end only.",
+    )
+
+
+class SimulateConfig(Section):
+    """The virtual machines of `gasloc simulate`."""
+
+    step_s: float = Field(
+        default=0.02, gt=0, le=3600, description="Virtual seconds that one inner step takes."
+    )
+
+
+class DisplayConfig(Section):
+    """What is written to the terminal."""
+
+    mode: Literal["auto", "live", "plain", "json"] = Field(
+        default="auto",
+        description="auto: live in a terminal, plain lines when piped. json: one event a line.",
+    )

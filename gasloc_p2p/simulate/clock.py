@@ -1,0 +1,86 @@
+"""Virtual time: an event loop whose clock jumps to the next timer whenever nothing is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class DeadlockError(RuntimeError):
+    """Every task waits and no timer is left that could wake one."""
+
+
+class _JumpingSelector(selectors.BaseSelector):
+    """Polls without waiting and advances virtual time by the wait that was asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._polled = selectors.DefaultSelector()
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._polled.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._polled.unregister(fileobj)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return self._polled.get_map()
+
+    def close(self) -> None:
+        self._polled.close()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = self._polled.select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None:
+            raise DeadlockError("every peer waits for another one, and no deadline is running")
+        self.now_s += timeout
+        return []
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time; sleeping an hour takes no time at all.
+
+    Blocking work must run inline on the loop: a thread would not hold time back.
+
+    Raises:
+        DeadlockError: from whatever runs the loop, if nothing can ever happen again.
+    """
+
+    def __init__(self) -> None:
+        self._virtual = _JumpingSelector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        """Return virtual seconds since the loop was made."""
+        return self._virtual.now_s
+
+
+class VirtualClock:
+    """Wall time of a simulated swarm: the running loop's own virtual time."""
+
+    def unix_s(self) -> float:
+        """Return virtual seconds since the simulation began."""
+        return asyncio.get_running_loop().time()
+
+
+class InlineCompute:
+    """Runs tensor work on the loop and charges virtual time for inner steps.
+
+    Args:
+        step_s: virtual seconds of one inner step.
+    """
+
+    def __init__(self, *, step_s: float) -> None:
+        self._step_s = step_s
+
+    async def run(self, work: Callable[[], T], *, inner_steps: int = 0) -> T:
+        """Run `work` at once, then let its virtual duration pass."""
+        result = work()
+        await asyncio.sleep(inner_steps * self._step_s)
+        return result

@@ -1,0 +1,159 @@
+"""The inner loop of one peer: its model, its data, its optimizer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.train.data import (
+    Corpus,
+    SampleCursor,
+    count_windows,
+    load_corpus,
+    validation_windows,
+)
+from gasloc_p2p.train.model import PRESETS, build_model
+from gasloc_p2p.train.parameters import ParameterView
+from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
+
+_VALIDATION_BATCH = 32
+
+
+class Learner:
+    """Trains a model on a peer's own samples with AdamW.
+
+    The moments never leave the peer and survive `load`, as in docs/design.md section 2. Nothing
+    here draws random numbers: the same arguments give the same parameters, bit for bit on one
+    thread. Not safe for calls from two threads at once.
+
+    Attributes:
+        parameters_view: the model's parameters as a flat vector.
+        cursor: the peer's next sample.
+
+    Raises:
+        DataError: the training or the validation text is shorter than one window.
+        ConfigError: the model cannot be mixed, see `ParameterView`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        corpus: Corpus,
+        inner: InnerConfig,
+        *,
+        seed: int,
+        peer_id: PeerId,
+        sequence_length: int,
+        validation_tokens: int,
+    ) -> None:
+        count_windows(corpus.train, sequence_length, part="training")
+        self.parameters_view = ParameterView(model)
+        self.cursor = SampleCursor(seed=seed, peer_id=peer_id)
+        self._model = model.train()
+        self._train = corpus.train
+        self._inner = inner
+        self._sequence_length = sequence_length
+        self._validation = validation_windows(
+            corpus.validation, tokens=validation_tokens, sequence_length=sequence_length
+        )
+        self._trainable = [value for value in model.parameters() if value.requires_grad]
+        self._optimizer = _adamw(self._trainable, inner)
+
+    def step(self, lr: float) -> float:
+        """Do one inner step at learning rate `lr` and return its loss in nats per byte.
+
+        With a gradient that is not finite neither parameters nor moments change, so that this peer
+        can go on from good parameters; such a loss is usually not finite either.
+        """
+        tokens = self.cursor.batch(
+            self._train,
+            batch_size=self._inner.batch_size,
+            sequence_length=self._sequence_length,
+        )
+        self._optimizer.zero_grad()
+        loss = self._loss(tokens)
+        torch.autograd.backward(loss)
+        norm = nn.utils.clip_grad_norm_(self._trainable, self._inner.clip_norm, foreach=True)
+        if torch.isfinite(norm):
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+        return loss.item()
+
+    def validation_loss(self, flat: Tensor | None = None) -> float:
+        """Return the mean loss in nats per byte over the fixed validation windows.
+
+        Args:
+            flat: parameters to measure, fp32 [elements]; the current ones when None. The current
+                ones stay in place either way.
+        """
+        if flat is None:
+            return self._evaluate()
+        current = self.theta()
+        self.load(flat)
+        try:
+            return self._evaluate()
+        finally:
+            self.load(current)
+
+    def theta(self) -> Tensor:
+        """Return a copy of the parameters, fp32 [elements] on the CPU."""
+        return self.parameters_view.read()
+
+    def load(self, flat: Tensor) -> None:
+        """Set the parameters from `flat`, fp32 [elements]; the moments stay as they are."""
+        self.parameters_view.write(flat)
+
+    def _evaluate(self) -> float:
+        self._model.eval()
+        total = 0.0
+        with torch.inference_mode():
+            for tokens in torch.split(self._validation, _VALIDATION_BATCH):
+                total += self._loss(tokens).item() * len(tokens)
+        self._model.train()
+        return total / len(self._validation)
+
+    def _loss(self, tokens: Tensor) -> Tensor:
+        """Mean cross-entropy of predicting tokens[:, 1:] from tokens[:, :-1]."""
+        logits: Tensor = self._model(input_ids=tokens[:, :-1]).logits
+        return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def build_learner(
+    model: ModelConfig,
+    data: DataConfig,
+    inner: InnerConfig,
+    *,
+    seed: int,
+    peer_id: PeerId,
+    corpus: Corpus | None = None,
+) -> Learner:
+    """Return the learner of one peer, with the initial parameters of the run.
+
+    Args:
+        seed: the run's seed.
+        corpus: text already read, shared by the peers of one process; read from `data` when None.
+
+    Raises:
+        DataError: the text is missing, unreadable or too small.
+    """
+    return Learner(
+        build_model(model.preset, seed),
+        load_corpus(data) if corpus is None else corpus,
+        inner,
+        seed=seed,
+        peer_id=peer_id,
+        sequence_length=PRESETS[model.preset].sequence_length,
+        validation_tokens=data.validation_tokens,
+    )
+
+
+def _adamw(trainable: list[nn.Parameter], inner: InnerConfig) -> torch.optim.AdamW:
+    groups = [
+        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": inner.weight_decay},
+        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    # Fused is a third of the time of foreach for many small tensors on a CPU.
+    return torch.optim.AdamW(groups, lr=inner.lr, betas=(inner.beta1, inner.beta2), fused=True)

@@ -1,0 +1,269 @@
+"""Streams between two nodes: whole, in order, bounded in memory, and prompt about their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
+
+import pytest
+import uvloop
+
+from gasloc_p2p.core.substrate import Network, PeerUnreachableError, Stream
+from gasloc_p2p.net import network as network_module
+from gasloc_p2p.net.identity import Identity
+from gasloc_p2p.net.network import Libp2pNetwork
+
+pytestmark = pytest.mark.p2p
+
+StartNode: TypeAlias = Callable[..., Awaitable[Libp2pNetwork]]
+PROTOCOL = "gasloc/test/1"
+WAIT_S = 10.0
+
+
+@pytest.fixture
+async def pair(start_node: StartNode) -> tuple[Libp2pNetwork, Libp2pNetwork]:
+    """Two nodes, the second joined through the first."""
+    first = await start_node(0)
+    return first, await start_node(1, await first.addresses())
+
+
+async def read_exactly(stream: Stream, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        piece = await stream.read(size - len(received))
+        assert piece, f"the stream ended after {len(received)} bytes"
+        received += piece
+    return bytes(received)
+
+
+async def write_forever(stream: Stream) -> None:
+    while True:
+        await stream.write(bytes(65_536))
+
+
+async def test_a_large_payload_comes_back_as_it_was(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork],
+) -> None:
+    first: Network = pair[0]
+    second: Network = pair[1]
+    callers = []
+
+    async def echo(stream: Stream) -> None:
+        callers.append(stream.peer_id)
+        while piece := await stream.read(1 << 20):
+            await stream.write(piece)
+        await stream.aclose()
+
+    await first.serve(PROTOCOL, echo)
+    payload = random.Random(0).randbytes(16 << 20)
+    stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+    assert stream.peer_id == first.peer_id
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        group.create_task(stream.write(memoryview(payload)))
+        returned = await read_exactly(stream, len(payload))
+    assert returned == payload
+    assert callers == [second.peer_id]
+    await stream.aclose()
+    await stream.aclose()
+    with pytest.raises(ConnectionError):
+        await stream.write(b"too late")
+    assert await stream.read(1) == b""
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_writer_waits_for_a_slow_reader_and_its_buffer_may_be_reused(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+    nodes: Callable[[], AbstractAsyncContextManager[StartNode]],
+) -> None:
+    async def scenario() -> None:
+        async with nodes() as start_node:
+            first = await start_node(0)
+            await push_to_a_slow_reader(first, await start_node(1, await first.addresses()))
+
+    run(scenario())
+
+
+async def push_to_a_slow_reader(first: Libp2pNetwork, second: Libp2pNetwork) -> None:
+    read_on, received = asyncio.Event(), asyncio.get_running_loop().create_future()
+    piece_bytes, pieces = 1 << 20, 64
+
+    async def slow(stream: Stream) -> None:
+        await read_on.wait()
+        received.set_result(await read_exactly(stream, piece_bytes * pieces))
+        await stream.aclose()
+
+    await first.serve(PROTOCOL, slow)
+    stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+    written = 0
+
+    async def push() -> None:
+        nonlocal written
+        buffer = bytearray(piece_bytes)
+        for index in range(pieces):
+            buffer[:] = bytes([index]) * piece_bytes
+            await stream.write(buffer)
+            written += 1
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        pushing = group.create_task(push())
+        stalled_at = -1
+        # It has stalled once a stretch of time, long against a write, moves nothing.
+        while stalled_at != written:
+            stalled_at = written
+            await asyncio.wait({pushing}, timeout=0.5)
+        assert written < pieces
+        read_on.set()
+        data = await received
+    assert written == pieces
+    assert data == b"".join(bytes([index]) * piece_bytes for index in range(pieces))
+
+
+async def test_last_words_arrive_although_the_other_end_is_still_sending(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork],
+) -> None:
+    first, second = pair
+    refusal = b"R" * 1000
+
+    async def refuse(stream: Stream) -> None:
+        await stream.read(1)
+        await stream.write(refusal)
+        await stream.aclose()
+
+    await first.serve(PROTOCOL, refuse)
+    heard = 0
+    for _ in range(20):
+        stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+        await stream.write(bytes(200_000))
+        async with asyncio.timeout(WAIT_S):
+            heard += await read_exactly(stream, len(refusal)) == refusal
+            assert await stream.read(1) == b""
+        await stream.aclose()
+    assert heard == 20
+
+
+@pytest.mark.parametrize("victim", ["p2pd", "handler"])
+async def test_the_end_of_a_partner_ends_the_read_at_once(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork], victim: str
+) -> None:
+    first, second = pair
+    greeted = asyncio.Event()
+
+    async def greet(stream: Stream) -> None:
+        await stream.write(b"hello")
+        await greeted.wait()
+        await stream.aclose()
+
+    await first.serve(PROTOCOL, greet)
+    stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+    assert await read_exactly(stream, 5) == b"hello"
+    if victim == "p2pd":
+        os.kill(first.daemon.pid, signal.SIGKILL)
+    else:
+        greeted.set()
+    async with asyncio.timeout(2.0):
+        assert await stream.read(1) == b""
+        with pytest.raises(ConnectionError):
+            await write_forever(stream)
+    await stream.aclose()
+
+
+async def test_a_peer_that_cannot_be_reached_is_named(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork],
+) -> None:
+    first, second = pair
+    stranger = Identity.derived(0, 9).peer_id
+    for peer, why in (
+        (first.peer_id, "protocols not supported"),
+        (stranger, "not found"),
+        ("junk", ""),
+    ):
+        with pytest.raises(PeerUnreachableError, match=f"{peer}: .*{why}"):
+            await second.open_stream(peer, "gasloc/unknown/1", deadline_s=WAIT_S)
+    os.kill(second.daemon.pid, signal.SIGKILL)
+    await second.daemon.exited()
+    with pytest.raises(PeerUnreachableError):
+        await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+
+
+async def test_an_answer_that_does_not_come_ends_at_the_deadline(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork],
+) -> None:
+    first, second = pair
+    os.kill(second.daemon.pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        await second.open_stream(first.peer_id, PROTOCOL, deadline_s=0.2)
+    assert await second.fetch_records("run", deadline_s=0.2) == []
+    os.kill(second.daemon.pid, signal.SIGCONT)
+
+
+async def test_streams_beyond_the_limit_are_closed_at_once(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_module, "MAX_INBOUND_STREAMS", 2)
+    first, second = pair
+    release = asyncio.Event()
+
+    async def hold(stream: Stream) -> None:
+        await stream.write(b"in")
+        await release.wait()
+        await stream.aclose()
+
+    await first.serve(PROTOCOL, hold)
+    streams = [
+        await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S) for _ in range(3)
+    ]
+    async with asyncio.timeout(WAIT_S):
+        assert sorted([await stream.read(2) for stream in streams]) == [b"", b"in", b"in"]
+        release.set()
+        for stream in streams:
+            while await stream.read(2):
+                pass
+        again = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+        assert await again.read(2) == b"in"
+
+
+async def test_a_failing_handler_is_logged_and_its_stream_closed(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = pair
+
+    async def fail(stream: Stream) -> None:
+        raise ZeroDivisionError("handler at fault")
+
+    await first.serve(PROTOCOL, fail)
+    with caplog.at_level(logging.ERROR):
+        stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            assert await stream.read(1) == b""
+    assert "handler at fault" in caplog.text
+    assert second.peer_id in caplog.text
+
+
+async def test_leaving_ends_the_handlers_that_still_run(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork],
+) -> None:
+    first, second = pair
+    running, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(stream: Stream) -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    await first.serve(PROTOCOL, endless)
+    stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+    async with asyncio.timeout(WAIT_S):
+        await running.wait()
+        await first.aclose()
+        assert ended.is_set()
+        assert await stream.read(1) == b""
+    with pytest.raises(PeerUnreachableError):
+        await first.open_stream(second.peer_id, PROTOCOL, deadline_s=WAIT_S)
