@@ -67,8 +67,8 @@ Keep = Annotated[
 ]
 
 
-@app.command()
-def testnet(
+@app.command("testnet")
+def run_testnet(
     peers: Peers = 4,
     rounds: Rounds = None,
     topology: Topology = None,

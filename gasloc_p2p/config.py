@@ -196,7 +196,9 @@ def _unknown_key(key: str, source: str) -> ConfigError:
     by_name = {name.partition(".")[2]: name for name in known}
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if not near:
-        near = [by_name[n] for n in difflib.get_close_matches(key.partition(".")[2] or key, by_name)]
+        near = [
+            by_name[n] for n in difflib.get_close_matches(key.partition(".")[2] or key, by_name)
+        ]
     return ConfigError(
         f"unknown setting {key!r} ({source})",
         why=f"did you mean {near[0]!r}?" if near else "no setting has a name like it",

@@ -34,9 +34,7 @@ def check_outer(config: Config) -> None:
     """
     outer = config.outer
     if not outer.force:
-        check_stability(
-            outer.rule, outer.lr, outer.momentum, outer.alpha, config.gossip.topology
-        )
+        check_stability(outer.rule, outer.lr, outer.momentum, outer.alpha, config.gossip.topology)
 
 
 def require_node_rule(config: Config) -> None:

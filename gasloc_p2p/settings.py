@@ -53,7 +53,10 @@ class OuterConfig(Section):
     lr: float = Field(default=0.7, gt=0, le=10, description="Outer learning rate, eta.")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Outer momentum, gamma.")
     alpha: float = Field(
-        default=1.0, gt=0, le=1, description="Share of the mix that is taken; below 1 it is relaxed."
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Share of the mix that is taken; below 1 it is relaxed.",
     )
     force: bool = Field(
         default=False, description="Run even if the stability check says that peers drift apart."
@@ -69,7 +72,8 @@ class GossipConfig(Section):
         "cycle: a fixed ring. none: no exchange, each peer trains alone.",
     )
     codec: Literal["none", "bf16"] = Field(
-        default="none", description="How parameters are encoded: none is fp32, bf16 halves the bytes."
+        default="none",
+        description="How parameters are encoded: none is fp32, bf16 halves the bytes.",
     )
     chunk_bytes: int = Field(
         default=262_144,

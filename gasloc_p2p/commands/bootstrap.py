@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from gasloc_p2p.commands.arguments import remove_stale_file, write_text_file
+from gasloc_p2p.commands.home import home_of, open_identity
 from gasloc_p2p.commands.lifetime import run_until_asked
 from gasloc_p2p.config import LoadedConfig
 from gasloc_p2p.display import make_display
 from gasloc_p2p.net.addresses import is_loopback
-from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.node.events import Notice, Online
 
@@ -22,7 +21,6 @@ def bootstrap(loaded: LoadedConfig) -> None:
         GaslocError: anything that a person has to mend first.
     """
     config = loaded.config
-    home = Path(config.node.home).expanduser() if config.node.home else _default_home()
     display = make_display(
         "plain" if config.display.mode in ("auto", "live") else config.display.mode,
         title="bootstrap",
@@ -33,10 +31,7 @@ def bootstrap(loaded: LoadedConfig) -> None:
     remove_stale_file(config.node.address_file)
 
     async def main(leave: asyncio.Event) -> None:
-        path = Path(config.net.identity).expanduser() if config.net.identity else home / "identity"
-        if not config.net.identity:
-            home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        identity = Identity.load_or_create(path)
+        identity = open_identity(config, home_of(config, "bootstrap"))
         network = await Libp2pNetwork.create(identity, config.net, warn=display.say)
         try:
             addresses = await network.addresses()
@@ -61,7 +56,3 @@ def bootstrap(loaded: LoadedConfig) -> None:
 
     with display:
         run_until_asked(main, exit_with_stdin=config.node.exit_with_stdin)
-
-
-def _default_home() -> Path:
-    return Path.home() / ".gasloc" / "bootstrap"

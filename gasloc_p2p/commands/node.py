@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -17,6 +16,7 @@ from gasloc_p2p.commands.arguments import (
     remove_stale_file,
     write_text_file,
 )
+from gasloc_p2p.commands.home import home_of, open_identity
 from gasloc_p2p.commands.lifetime import run_until_asked
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
 from gasloc_p2p.core.errors import ConfigError, ManifestError
@@ -117,9 +117,7 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
         # The manifest is needed for everything that is worth showing, so it is fetched first.
         notices: list[Event] = []
         bootstrap = tuple(dict.fromkeys(invite.bootstrap + own.net.bootstrap))
-        online = _Online(
-            own, bootstrap=bootstrap, observe=notices.append, run_id=invite.run_id
-        )
+        online = _Online(own, bootstrap=bootstrap, observe=notices.append, run_id=invite.run_id)
         async with online as network:
             manifest = await _fetch_manifest(network, invite)
             config = load([manifest_layer(manifest), *layers]).config
@@ -175,20 +173,14 @@ class _Online:
         self._identity: Identity | None = None
 
     async def __aenter__(self) -> Libp2pNetwork:
-        net = self._config.net
-        path = Path(net.identity).expanduser() if net.identity else self._home / "identity"
-        if not net.identity:
-            self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._identity = Identity.load_or_create(path)
+        self._identity = open_identity(self._config, self._home)
         self._network = await Libp2pNetwork.create(
             self._identity,
-            net.model_copy(update={"bootstrap": self._bootstrap}),
+            self._config.net.model_copy(update={"bootstrap": self._bootstrap}),
             warn=lambda text: self._observe(Notice(text=text)),
         )
         self._observe(
-            Online(
-                peer_id=self._network.peer_id, addresses=await self._network.addresses()
-            )
+            Online(peer_id=self._network.peer_id, addresses=await self._network.addresses())
         )
         return self._network
 
@@ -197,13 +189,6 @@ class _Online:
             await self._network.aclose()
         if self._identity is not None:
             self._identity.close()
-
-
-def home_of(config: Config, run_id: str) -> Path:
-    """Return the folder of this node's identity and results."""
-    if config.node.home:
-        return Path(config.node.home).expanduser()
-    return Path.home() / ".gasloc" / run_id
 
 
 def invite_addresses(own: Sequence[str], bootstrap: Sequence[str]) -> tuple[str, ...]:

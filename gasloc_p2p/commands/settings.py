@@ -41,9 +41,7 @@ def check(loaded: LoadedConfig) -> None:
     """
     check_outer(loaded.config)
     outer = loaded.config.outer
-    found = radius(
-        outer.rule, outer.lr, outer.momentum, outer.alpha, loaded.config.gossip.topology
-    )
+    found = radius(outer.rule, outer.lr, outer.momentum, outer.alpha, loaded.config.gossip.topology)
     print("all settings are accepted")
     print(f"disagreement between peers shrinks to {found:.2f} of itself per round")
 
@@ -57,5 +55,7 @@ def show(loaded: LoadedConfig) -> None:
         if head != section:
             section = head
             print(f"\n[{section}]")
-        print(f"{name} = {json.dumps(values[section][name])}  ({loaded.origins.get(key, 'default')})")
+        print(
+            f"{name} = {json.dumps(values[section][name])}  ({loaded.origins.get(key, 'default')})"
+        )
         print(f"    {field.description}")

@@ -23,7 +23,7 @@ from gasloc_p2p.core.errors import StartError
 from gasloc_p2p.display import Display, make_display
 from gasloc_p2p.founding import found, require_node_rule
 from gasloc_p2p.net.identity import Identity
-from gasloc_p2p.node.events import Event, Invitation, Online
+from gasloc_p2p.node.events import Invitation, Online
 from gasloc_p2p.node.report import PeerReport, peer_report
 from gasloc_p2p.node.result import read_report, read_thetas
 from gasloc_p2p.report import SwarmReport, swarm_report
@@ -148,7 +148,6 @@ class _Swarm:
                     tasks.create_task(node.stop())
 
     async def _start(self, name: str, *arguments: str, home: Path) -> Child:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         local = ("--set", f"node.home={home}", "--set", f"net.listen={json.dumps(LOOPBACK)}")
         return await Child.start(name, (*arguments, *local), folder=self._folder)
 

@@ -186,15 +186,17 @@ class RosterBook:
         )
 
     def swarm_round(self) -> int | None:
-        """Estimate the round that the swarm is in; None when no live record is known.
+        """Estimate the round that the others are in; None when no live record of theirs is known.
 
-        The lower median of `signed_round` over the newest record of every peer, ours included:
-        any minority of liars leaves it between two values told by honest peers. Records whose
-        lease ended before our own round do not count, or the many who left would hold back the
-        few who stay.
+        The lower median of `signed_round` over the newest record of every other peer: any minority
+        of liars leaves it between two values told by honest peers. Ours does not count, or of two
+        peers the one that fell behind would never see that it did. Records whose lease ended
+        before our own round do not count, or the many who left would hold back the few who stay.
         """
-        newest = {**self._known, **self._ahead}.values()
-        rounds = [k.record.signed_round for k in newest if k.record.lease_until >= self._own_round]
+        newest = {**self._known, **self._ahead}
+        newest.pop(self._own, None)
+        records = [kept.record for kept in newest.values()]
+        rounds = [r.signed_round for r in records if r.lease_until >= self._own_round]
         return statistics.median_low(rounds) if rounds else None
 
     def records_for_partner(self) -> list[bytes]:

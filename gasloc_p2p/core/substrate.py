@@ -89,7 +89,9 @@ class Network(Protocol):
         """Store a run's manifest under its own digest; False when nobody accepted it."""
         ...
 
-    async def fetch_manifest(self, run_id: str, digest: bytes, *, deadline_s: float) -> bytes | None:
+    async def fetch_manifest(
+        self, run_id: str, digest: bytes, *, deadline_s: float
+    ) -> bytes | None:
         """Return the manifest with this blake3 digest, or None when nobody has it."""
         ...
 

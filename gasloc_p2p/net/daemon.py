@@ -154,7 +154,7 @@ def _private_directory() -> Path:
     # Not the platform's own temporary folder: a unix socket's path must stay below 104 bytes,
     # which the one of macOS leaves no room for.
     base = "/tmp" if os.access("/tmp", os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="gasloc-", dir=base))
+    return Path(tempfile.mkdtemp(prefix="gasloc-p2pd-", dir=base))
 
 
 def _key_pipe(identity: Identity) -> int:

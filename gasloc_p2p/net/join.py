@@ -29,9 +29,6 @@ DHT_DEADLINE_S: Final = 15.0
 SHUTDOWN_DEADLINE_S: Final = 1.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
-_IMPOSTOR: Final = (
-    "answers on TCP but is not the peer with that id, or does not speak this protocol"
-)
 
 if "HIVEMIND_LOGLEVEL" not in os.environ:
     # What a person needs to know is in our own messages; the rest is for debugging.
@@ -94,7 +91,7 @@ async def join(identity: Identity, config: NetConfig, *, warn: Callable[[str], N
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
     raise BootstrapUnreachableError(
         f"none of the {len(reasons)} bootstrap addresses leads into the swarm",
-        why="\n".join(f"{address}: {reason}" for address, reason in reasons.items()),
+        why="\n".join(f"{address}: {reasons[address]}" for address in config.bootstrap),
         fix="check this machine's connection and that one of those peers runs, or ask for a "
         "fresh invite",
     )
@@ -107,21 +104,28 @@ async def _join_once(
     live = [address for address in config.bootstrap if address not in dead]
     if config.bootstrap and not live:
         raise _NobodyAnsweredError(dead)
+    answering = {parse_bootstrap(address).peer_id for address in live}
     for address, reason in dead.items():
-        warn(f"bootstrap peer {address} is left out: {reason}")
+        if parse_bootstrap(address).peer_id not in answering:
+            warn(f"bootstrap peer {address} is left out: {reason}")
     async with AsyncExitStack() as undo:
         try:
             daemon = await Daemon.start(identity, config, bootstrap=live)
         except BootstrapRefusedError:
-            raise _NobodyAnsweredError(dead | dict.fromkeys(live, _IMPOSTOR)) from None
+            raise _NobodyAnsweredError(dead | {a: _stranger(a) for a in live}) from None
         undo.push_async_callback(daemon.stop)
         p2p = await _attach(daemon, undo)
-        dht = await _enter_dht(p2p, live, dead=dead)
+        try:
+            dht = await _enter_dht(p2p, live)
+        except _NobodyAnsweredError as failure:
+            if daemon.returncode is not None or not live:
+                raise _unresponsive(daemon) from None
+            raise _NobodyAnsweredError(dead | dict(failure.reasons)) from None
         undo.push_async_callback(_leave_dht, dht, daemon)
         for address in live:
             peer = PeerID.from_base58(parse_bootstrap(address).peer_id)
             if peer not in dht.protocol.routing_table:
-                warn(f"bootstrap peer {address} {_IMPOSTOR}")
+                warn(f"bootstrap peer {address} {_stranger(address)}")
         return Attachment(daemon=daemon, p2p=p2p, dht=dht, undo=undo.pop_all())
 
 
@@ -133,6 +137,20 @@ async def _probe(addresses: Sequence[str]) -> dict[str, str]:
             for address in addresses
         ]
     return {address: reason for address, probe in probes if (reason := probe.result())}
+
+
+def _stranger(address: str) -> str:
+    """Say what is known about an address that p2pd could not use although no probe failed."""
+    answers = "answers on TCP but" if parse_bootstrap(address).transport == "tcp" else "is silent,"
+    return f"{answers} is not the peer with that id, or does not speak this protocol"
+
+
+def _unresponsive(daemon: Daemon) -> DaemonError:
+    return DaemonError(
+        "the libp2p daemon started but does not answer",
+        why=f"the last it said: {daemon.last_line}",
+        fix="try again; if it happens again, start with --debug",
+    )
 
 
 async def _attach(daemon: Daemon, undo: AsyncExitStack) -> Any:
@@ -147,23 +165,22 @@ async def _attach(daemon: Daemon, undo: AsyncExitStack) -> Any:
         async with asyncio.timeout(ATTACH_DEADLINE_S):
             p2p = await AttachedP2P.replicate(Multiaddr(f"/unix{daemon.control_path}"))
     except (P2PDaemonError, OSError, EOFError) as error:
-        raise DaemonError(
-            "the libp2p daemon started but does not answer",
-            why=f"{error or type(error).__name__}; the last it said: {daemon.last_line}",
-            fix="try again; if it happens again, start with --debug",
-        ) from None
+        raise _unresponsive(daemon) from error
     undo.push_async_callback(p2p.shutdown)
     return p2p
 
 
-async def _enter_dht(p2p: Any, live: Sequence[str], *, dead: Mapping[str, str]) -> Any:
+async def _enter_dht(p2p: Any, live: Sequence[str]) -> Any:
     try:
         async with asyncio.timeout(DHT_DEADLINE_S):
             return await DHTNode.create(
                 p2p=p2p,
                 initial_peers=list(live),
                 record_validator=EntryValidator(),
-                # A cached copy would hide the newer records that a poll is meant to find.
+                # A cached copy would hide the newer records that a poll is meant to find. Others
+                # may ask a node to cache an entry, and it would then return that one alone in
+                # place of all it stores; a cache of negative size keeps nothing.
+                cache_size=-1,
                 cache_locally=False,
                 cache_on_store=False,
                 cache_nearest=0,
@@ -179,12 +196,12 @@ async def _enter_dht(p2p: Any, live: Sequence[str], *, dead: Mapping[str, str]) 
                 why=str(error),
                 fix="set this machine's clock, for example with `timedatectl set-ntp true`",
             ) from None
-        reason = str(error)
+        reasons = dict.fromkeys(live, str(error))
     except TimeoutError:
-        reason = f"connected, but did not answer within {DHT_DEADLINE_S:.0f} s"
+        reasons = dict.fromkeys(live, f"connected, but silent for {DHT_DEADLINE_S:.0f} s")
     except RuntimeError:
-        reason = _IMPOSTOR
-    raise _NobodyAnsweredError({**dead, **dict.fromkeys(live, reason)})
+        reasons = {address: _stranger(address) for address in live}
+    raise _NobodyAnsweredError(reasons)
 
 
 async def _leave_dht(dht: Any, daemon: Daemon) -> None:

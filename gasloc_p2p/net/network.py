@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 class Libp2pNetwork:
     """One node's place on the network; implements `gasloc_p2p.core.substrate.Network`.
 
-    Made by `create`. Nothing here raises because the store or p2pd is unwell: records and
-    manifests are then simply not stored or not found.
+    Made by `create`. While p2pd or the DHT is unwell, records and manifests are simply not stored
+    and not found.
     """
 
     def __init__(self, identity: Identity, attachment: Attachment) -> None:

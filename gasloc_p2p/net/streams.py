@@ -157,6 +157,7 @@ async def request_stream(
         await read_pbmsg_safe(reader, response)
         raise_if_failed(response)
     except (ControlFailure, ConnectionError, EOFError, ValueError) as error:
-        raise PeerUnreachableError(f"{peer}: {error}") from error
+        reason = str(error).removeprefix("Connect failed. msg=") or type(error).__name__
+        raise PeerUnreachableError(f"{peer}: {reason}") from error
     if response.streamInfo.peer != peer_bytes:
         raise PeerUnreachableError(f"{peer}: another peer answered in its place")

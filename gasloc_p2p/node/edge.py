@@ -14,9 +14,9 @@ from gasloc_p2p.core.exchange import (
     PartnerHello,
     PartnerRecords,
 )
+from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
 from gasloc_p2p.core.types import BytesLike, EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import RefuseCode
-from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
 
 READ_BYTES = 262_144
 FLUSH_S = 2.0

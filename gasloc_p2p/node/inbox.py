@@ -1,4 +1,4 @@
-"""Streams that partners open: each is held until its round begins here, or refused with a reason."""
+"""Streams that partners open: held until their round begins here, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from gasloc_p2p.core.exchange import Exchange
+from gasloc_p2p.core.substrate import Stream
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.core.wire import Hello, ProtocolError, RefuseCode, read_hello
 from gasloc_p2p.node.edge import Contact
-from gasloc_p2p.core.substrate import Stream
 
 HELLO_DEADLINE_S = 10.0
 REFUSAL_DEADLINE_S = 2.0
@@ -97,6 +97,10 @@ class Inbox:
             self._held[key] = asyncio.get_running_loop().create_future()
         return self._held[key]
 
+    def start_at(self, round: int) -> None:
+        """Keep streams for `round`, the first that this peer takes part in, instead of round 0."""
+        self._round = round
+
     def open_round(self, round: int, partners: Iterable[PeerId]) -> None:
         """Begin `round`: streams of its partners may be claimed, all others are refused."""
         self._round = round
@@ -109,9 +113,7 @@ class Inbox:
         del self._held[round, peer]
         if place.done() and not place.cancelled():
             held = place.result()
-            refusal = Exchange(
-                hello=self._own_hello(round), partner=peer, dialer=False, records=()
-            )
+            refusal = Exchange(hello=self._own_hello(round), partner=peer, dialer=False, records=())
             refusal.receive(held.early)
             refusal.refuse(
                 RefuseCode.NOT_PARTNER, f"this peer has no edge with {peer} in round {round}"

@@ -6,14 +6,25 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from gasloc_p2p.core.errors import IdentityError
-from gasloc_p2p.core.records import Reachability, RecordError, Verify, open_record
-from gasloc_p2p.core.roster import GOODBYE_ROUNDS, JOIN_ROUNDS, Roster, RosterBook, Verdict
+from gasloc_p2p.core.records import (
+    LEASE_ROUNDS,
+    Reachability,
+    Record,
+    RecordError,
+    Verify,
+    open_record,
+)
+from gasloc_p2p.core.roster import GOODBYE_ROUNDS, Roster, RosterBook, Verdict
 from gasloc_p2p.core.substrate import Clock, Network
 
-RECORD_TTL_S = 6 * 3600.0
-"""A record outlives its lease in the store by far; the lease, in rounds, is what counts."""
+FIRST_RECORD_TTL_S = 3600.0
+LEAST_RECORD_TTL_S = 600.0
+"""The lease, in rounds, says who takes part; the store merely has to outlive it, but not by so
+much that a newcomer finds crowds of peers that left long ago."""
+
 STORE_DEADLINE_S = 5.0
 POLL_S = 0.25
+
 
 class Membership:
     """This peer's view of the swarm, kept current through the network's record store.
@@ -32,40 +43,47 @@ class Membership:
         self._verify = verify
         self._seq = 0
         self._round = 0
-        self._first_round = 0
-        self._lease_until = -1
+        self._announced = False
         self.book = RosterBook(run_id=run_id, own=network.peer_id)
 
     async def announce(self, round: int, *, first_round: int) -> None:
         """Declare that this peer takes part from `first_round` on."""
-        self._first_round = first_round
-        await self.renew(round, cycle_s=0.0)
+        await self._publish(round, first_round=first_round)
 
     async def renew(self, round: int, *, cycle_s: float) -> None:
-        """Extend this peer's lease from `round`; a lapsed lease starts afresh a little later."""
-        if 0 <= self._lease_until < round:
-            self._first_round = round + JOIN_ROUNDS
-        await self._publish(round, cycle_s=cycle_s, lease_until=None)
+        """Extend this peer's lease from `round`; one that has lapsed starts afresh a bit later."""
+        await self._publish(round, cycle_s=cycle_s)
 
     async def say_goodbye(self, round: int) -> None:
         """Shorten the lease so that every roster drops this peer at the same round."""
-        await self._publish(round, cycle_s=0.0, lease_until=round + GOODBYE_ROUNDS)
+        if self._announced:
+            await self._publish(round, lease_until=round + GOODBYE_ROUNDS)
 
-    async def _publish(self, round: int, *, cycle_s: float, lease_until: int | None) -> None:
+    async def _publish(
+        self,
+        round: int,
+        *,
+        first_round: int | None = None,
+        lease_until: int | None = None,
+        cycle_s: float = 0.0,
+    ) -> None:
         now_s = self._clock.unix_s()
+        ttl_s = (
+            max(LEAST_RECORD_TTL_S, 2 * LEASE_ROUNDS * cycle_s) if cycle_s else FIRST_RECORD_TTL_S
+        )
         self._round = round
+        self._announced = True
         self._seq = max(self._seq + 1, int(now_s * 1000))
-        record = self.book.renew(
+        self.book.renew(
             round=round,
-            first_round=self._first_round,
+            first_round=first_round,
             lease_until=lease_until,
             seq=self._seq,
             cycle_s=cycle_s,
             reachability=Reachability.PUBLIC,
-            expires_at=now_s + RECORD_TTL_S,
+            expires_at=now_s + ttl_s,
             sign=self._network.sign,
         )
-        self._lease_until = record.lease_until
         await self._network.publish_record(self.book.own_signed, deadline_s=STORE_DEADLINE_S)
 
     async def refresh(self) -> None:
@@ -88,12 +106,21 @@ class Membership:
                 continue
             verdict = self.book.observe(record, signed=signed, own_round=self._round)
             if verdict is Verdict.OWN_IDENTITY_ELSEWHERE:
-                raise IdentityError(
-                    f"identity {record.peer_id} is in use by another process",
-                    why="a newer record in the swarm carries this peer's own signature",
-                    fix="stop the other process, or give this node an identity of its own "
-                    "with --set net.identity=FILE",
-                )
+                self._meet_own_record(record)
+
+    def _meet_own_record(self, record: Record) -> None:
+        """Take a record of our own that this process did not publish for what it is.
+
+        Before the first announcement it is what an earlier process left; its seq is surpassed.
+        """
+        if self._announced:
+            raise IdentityError(
+                f"identity {record.peer_id} is in use by another process",
+                why="a newer record in the swarm carries this peer's own signature",
+                fix="stop the other process, or give this node an identity of its own with "
+                "--set net.identity=FILE",
+            )
+        self._seq = max(self._seq, record.seq)
 
     def roster(self, round: int) -> Roster:
         """Return who takes part in `round`."""
@@ -104,8 +131,13 @@ class Membership:
         self.book.close_round(round)
 
     def swarm_round(self) -> int | None:
-        """Return the round in which most of the swarm is."""
+        """Return the round in which most other peers are; None when none is known."""
         return self.book.swarm_round()
+
+    def cycle_s(self) -> float:
+        """Return the median seconds per round that the other peers tell; 0 when none does."""
+        round = self.swarm_round()
+        return 0.0 if round is None else self.book.median_cycle_s(self.book.at(round).peers)
 
     async def wait_until(self, ready: Callable[[], bool]) -> None:
         """Poll the store until `ready()`; the caller sets the deadline."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from gasloc_p2p.config import Config
+from gasloc_p2p.core.errors import StateError
 from gasloc_p2p.core.manifest import Manifest
 from gasloc_p2p.core.outer import OuterState
 from gasloc_p2p.core.pace import Pace, RoundPhase
@@ -34,7 +35,11 @@ from gasloc_p2p.train.learner import Learner
 from gasloc_p2p.train.parameters import theta_digest
 
 GOODBYE_DEADLINE_S = 3.0
+PATIENCE_CEILINGS = 2.0
+PATIENCE_CYCLES = 4.0
+"""A joiner waits for the next round this many edge deadlines and cycles of the others."""
 MANIFEST_DEADLINE_S = 5.0
+MANIFEST_PERIOD_S = 600.0
 
 
 class Node:
@@ -85,6 +90,7 @@ class Node:
             run_digest=manifest.digest, schema_digest=learner.parameters_view.schema.digest
         )
         self._round = 0
+        self._manifest_due_s = 0.0
         self._reports: list[RoundReport] = []
         self._trained: tuple[Tensor, float] | None = None
 
@@ -94,9 +100,7 @@ class Node:
         A round in progress is dropped when leaving: the parameters are those of its start.
         """
         peer = self._peer
-        donor = Donor(
-            request=self._request, current=self._current_state, compute=peer.compute
-        )
+        donor = Donor(request=self._request, current=self._current_state, compute=peer.compute)
         await self._network.serve(EXCHANGE_PROTOCOL, peer.inbox.accept)
         await self._network.serve(STATE_PROTOCOL, donor.serve)
         try:
@@ -112,9 +116,7 @@ class Node:
             theta_digest=theta_digest(theta),
         )
         self._observe(Left(report=report, finished=finished))
-        return NodeResult(
-            report=report, theta=theta, closing_theta=peer.theta, finished=finished
-        )
+        return NodeResult(report=report, theta=theta, closing_theta=peer.theta, finished=finished)
 
     async def _life(self) -> None:
         peer = self._peer
@@ -123,7 +125,9 @@ class Node:
         while peer.pace.phase(self._round) is not RoundPhase.FINISHED:
             await self._wait_for_round()
             began_s = loop.time()
-            report = await run_round(peer, self._round)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_manifest())
+                report = await run_round(peer, self._round)
             peer.note_cycle(loop.time() - began_s - report.wait_s)
             following = peer.pace.next_round(
                 self._round, self._membership.swarm_round(), peer.clock.unix_s()
@@ -138,15 +142,19 @@ class Node:
 
     async def _join(self) -> int:
         """Announce this peer and return the round in which it starts."""
-        run, membership = self._config.run, self._membership
-        await self._publish_manifest()
+        membership = self._membership
+        await self._keep_manifest()
         await membership.refresh()
-        if not self._under_way():
+        current = self._current_round()
+        if current == 0:
             await membership.announce(0, first_round=0)
-            await self._wait_for_peers(run.initial_peers)
-        if not self._under_way():
+            await self._wait_for_peers()
             return 0
-        return await self._join_late()
+        if membership.swarm_round() is None:
+            # Only the clock says that the run has begun: this peer is the first to be there.
+            await membership.announce(current, first_round=current)
+            return current
+        return await self._join_late(current)
 
     def _current_round(self) -> int:
         """The round in which a newcomer finds the swarm; 0 before anybody has begun."""
@@ -154,33 +162,35 @@ class Node:
             -1, self._membership.swarm_round(), self._peer.clock.unix_s()
         )
 
-    def _under_way(self) -> bool:
-        return self._current_round() > 0
-
-    async def _wait_for_peers(self, wanted: int) -> None:
+    async def _wait_for_peers(self) -> None:
+        """Wait until round 0 may begin: enough peers are here, or its time has come."""
+        wanted = self._config.run.initial_peers
+        timed = self._config.pace.mode == "seconds"
         present = -1
 
-        def enough() -> bool:
+        def may_begin() -> bool:
             nonlocal present
             here = len(self._membership.roster(0).peers)
             if here != present and here < wanted:
                 self._observe(Waiting(reason=f"{here} of {wanted} peers are here"))
             present = here
-            return present >= wanted or self._under_way()
+            return here >= wanted or (timed and self._starts_in_s(0) == 0)
 
-        await self._membership.wait_until(enough)
+        await self._membership.wait_until(may_begin)
 
-    async def _join_late(self) -> int:
+    def _starts_in_s(self, t: int) -> float:
+        return self._peer.pace.starts_in_s(t, self._peer.clock.unix_s())
+
+    async def _join_late(self, current: int) -> int:
         """Take over a donor's parameters and start with everybody else a few rounds from here."""
         membership, peer = self._membership, self._peer
-        current = self._current_round()
         first_round = current + JOIN_ROUNDS
         self._observe(
             Waiting(reason=f"the swarm is in round {current}, this peer joins at {first_round}")
         )
+        peer.inbox.start_at(first_round)
         await membership.announce(current, first_round=first_round)
-
-        await membership.wait_until(lambda: self._current_round() >= first_round)
+        await self._stay_announced_until(first_round)
         state = await fetch_state(
             network=self._network,
             compute=peer.compute,
@@ -193,12 +203,36 @@ class Node:
         await peer.compute.run(lambda: peer.learner.load(peer.theta))
         return self._current_round()
 
+    async def _stay_announced_until(self, first_round: int) -> None:
+        """Keep the lease alive, from each round that the swarm passes, until `first_round`."""
+        announced = -1
+
+        def passed() -> bool:
+            return self._current_round() >= min(announced + 1, first_round)
+
+        patience_s = self._config.pace.edge_ceiling_s * PATIENCE_CEILINGS
+        while self._current_round() < first_round:
+            announced = self._current_round()
+            await self._membership.renew(announced, cycle_s=0.0)
+            try:
+                async with asyncio.timeout(
+                    patience_s + PATIENCE_CYCLES * self._membership.cycle_s()
+                ):
+                    await self._membership.wait_until(passed)
+            except TimeoutError:
+                raise StateError(
+                    f"the run stands still in round {announced}",
+                    why="peers have announced themselves, but none has begun another round",
+                    fix="ask the others whether their nodes still run, then join again",
+                ) from None
+
     async def _wait_for_round(self) -> None:
-        pause_s = self._peer.pace.starts_in_s(self._round, self._peer.clock.unix_s())
+        pause_s = self._starts_in_s(self._round)
         if pause_s > 0:
             if self._round == 0:
                 self._observe(Waiting(reason=f"round 0 begins in {pause_s:.0f} s"))
             await asyncio.sleep(pause_s)
+            await self._membership.refresh()
 
     async def _validate(self, t: int, *, last: bool) -> None:
         """Try the own parameters on the held-out text, now and then and after the last round."""
@@ -210,12 +244,16 @@ class Node:
         if last:
             self._trained = (peer.theta, val_loss)
 
-    async def _publish_manifest(self) -> None:
+    async def _keep_manifest(self) -> None:
+        """Store the manifest again before it expires; every peer of the run does."""
+        now_s = self._peer.clock.unix_s()
+        if now_s < self._manifest_due_s:
+            return
         stored = await self._network.publish_manifest(
             self._manifest.run_id, self._manifest.encode(), deadline_s=MANIFEST_DEADLINE_S
         )
-        if not stored:
-            self._observe(Notice(text="the run's manifest could not be stored; retrying later"))
+        if stored:
+            self._manifest_due_s = now_s + MANIFEST_PERIOD_S
 
     async def _say_goodbye(self) -> None:
         try:

@@ -15,13 +15,13 @@ from gasloc_p2p.core.exchange import Exchange
 from gasloc_p2p.core.outer import OuterState, outer_rule
 from gasloc_p2p.core.pace import Pace, RoundPhase, lr_at
 from gasloc_p2p.core.roster import Roster
+from gasloc_p2p.core.substrate import Clock, Compute, Network, PeerUnreachableError
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
 from gasloc_p2p.node.edge import Contact
 from gasloc_p2p.node.events import Observer
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.node.membership import Membership
-from gasloc_p2p.core.substrate import Clock, Compute, Network, PeerUnreachableError
 from gasloc_p2p.train.learner import Learner
 
 EXCHANGE_PROTOCOL = "gasloc/exchange/1"

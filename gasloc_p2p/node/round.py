@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,14 +31,14 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
 
     # Everybody computes the same graph from the same roster; nobody asks anybody.
     roster = peer.membership.roster(t)
-    graph = build_graph(
-        peer.topology, seed=peer.seed, round=t, peers=roster.peers, may_pair=roster.may_pair
+    graph = await peer.compute.run(
+        lambda: build_graph(
+            peer.topology, seed=peer.seed, round=t, peers=roster.peers, may_pair=roster.may_pair
+        )
     )
     partners = graph.neighbours(peer.id)
     peer.inbox.open_round(t, partners)
-    peer.observe(
-        RoundStarted(round=t, closing=closing, partners=partners, peers=len(roster.peers))
-    )
+    peer.observe(RoundStarted(round=t, closing=closing, partners=partners, peers=len(roster.peers)))
 
     # H_i inner AdamW steps: theta_i -> theta_i^H. The record that renews the lease goes out beside.
     train_began_s = now_s()
@@ -54,9 +55,7 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
     # m_i = sum_j W_ij theta_j^H, in peer order; a failed edge leaves its weight with this peer.
     # D_i = theta_i - m_i;  v_i <- gamma v_i + D_i;  theta_i <- theta_i - eta (D_i + gamma v_i)
     peer.theta, peer.memory = await peer.compute.run(
-        lambda: rule.step(
-            peer.theta, theta_h, _mixed(peer, graph, edges, outgoing), peer.memory
-        )
+        lambda: rule.step(peer.theta, theta_h, _mixed(peer, graph, edges, outgoing), peer.memory)
     )
     await peer.compute.run(lambda: peer.learner.load(peer.theta))
     peer.membership.close_round(t)
@@ -78,7 +77,7 @@ async def _local_steps(peer: Peer, t: int) -> list[float]:
     while budget.allows(len(losses), peer.clock.unix_s()):
         fraction = budget.fraction_done(len(losses), peer.clock.unix_s(), started_s=began_s)
         lr = peer.inner_lr(t + fraction)
-        losses.append(await peer.compute.run(lambda lr=lr: peer.learner.step(lr), inner_steps=1))
+        losses.append(await peer.compute.run(partial(peer.learner.step, lr), inner_steps=1))
     return losses
 
 

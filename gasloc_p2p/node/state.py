@@ -11,15 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
 
+from gasloc_p2p.core.codecs import codec_named
 from gasloc_p2p.core.errors import StateError
 from gasloc_p2p.core.substrate import Compute, Network, PeerUnreachableError, Stream
-from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.core.types import BytesLike, PeerId
 
+_FP32 = codec_named("none")
 STATE_PROTOCOL = "gasloc/state/1"
 HEADER_LIMIT_BYTES = 4096
 PIECE_BYTES = 262_144
@@ -83,10 +84,12 @@ class Donor:
             await _write_header(stream, StateOffer(refused=refusal))
             return
         state = self._current()
-        parts = [_as_bytes(state.theta), _as_bytes(state.memory)]
-        theta_digest, memory_digest = [
-            await self._compute.run(lambda part=part: blake3(part).digest()) for part in parts
-        ]
+        parts = await self._compute.run(
+            lambda: [_encoded(tensor) for tensor in (state.theta, state.memory)]
+        )
+        theta_digest, memory_digest = await self._compute.run(
+            lambda: [blake3(part).digest() for part in parts]
+        )
         await _write_header(
             stream,
             StateOffer(
@@ -147,9 +150,7 @@ class _BadStateError(Exception):
     """A donor refused, or what it sent did not pass its checks."""
 
 
-async def _receive(
-    stream: Stream, compute: Compute, request: StateRequest, elements: int
-) -> State:
+async def _receive(stream: Stream, compute: Compute, request: StateRequest, elements: int) -> State:
     async with asyncio.timeout(PROGRESS_DEADLINE_S):
         await _write_header(stream, request)
         header = await _read_header(stream)
@@ -166,9 +167,7 @@ async def _receive(
     return State(theta=theta, memory=memory)
 
 
-async def _receive_tensor(
-    stream: Stream, compute: Compute, elements: int, digest: bytes
-) -> Tensor:
+async def _receive_tensor(stream: Stream, compute: Compute, elements: int, digest: bytes) -> Tensor:
     buffer = bytearray(4 * elements)
     view, filled = memoryview(buffer), 0
     while filled < len(buffer):
@@ -182,7 +181,8 @@ async def _receive_tensor(
     def checked() -> Tensor:
         if blake3(buffer).digest() != digest:
             raise _BadStateError("the parameters do not match their digest")
-        tensor = torch.from_numpy(np.frombuffer(buffer, dtype="<f4"))
+        like = torch.empty(elements)
+        tensor = _FP32.decode(buffer, own=like, scales=b"", partner_scales=b"")
         if not bool(torch.isfinite(tensor).all()):
             raise _BadStateError("the parameters are not finite numbers")
         return tensor
@@ -213,8 +213,8 @@ async def _read_exactly(stream: Stream, size: int) -> bytes:
     return bytes(collected)
 
 
-def _as_bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().numpy().astype("<f4", copy=False)).cast("B")
+def _encoded(tensor: Tensor) -> BytesLike:
+    return _FP32.encode(tensor, scales=b"", partner_scales=b"")
 
 
 def _preference(joiner: PeerId, donor: PeerId) -> bytes:

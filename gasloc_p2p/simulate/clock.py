@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+RESOLUTION_S = 1e-6
 
 
 class DeadlockError(RuntimeError):
@@ -55,6 +56,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _JumpingSelector()
         super().__init__(self._virtual)
+        # asyncio runs a timer once the clock is less than this short of it; below the spacing of
+        # floats at large times that would never be.
+        self._clock_resolution = RESOLUTION_S
 
     def time(self) -> float:
         """Return virtual seconds since the loop was made."""

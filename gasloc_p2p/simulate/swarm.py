@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -99,7 +100,7 @@ async def _swarm(
                 learner=learner_of(config, peer_id=identity.peer_id, corpus=corpus),
                 pace=pace_of(config, manifest),
                 verify=Identity.verify,
-                observe=lambda event, index=index: observe(index, event),
+                observe=partial(observe, index),
             )
             running.append(tasks.create_task(node.run(asyncio.Event())))
     return [task.result() for task in running]

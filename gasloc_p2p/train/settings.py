@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -71,25 +70,3 @@ class InnerConfig(_Settings):
     schedule: Literal["cosine", "constant"] = Field(
         default="cosine", description="Learning rate after the warm-up."
     )
-
-    def lr_at(self, progress_rounds: float, *, rounds: int) -> float:
-        """Return LR(t + h / H): the learning rate at a point of the run that all peers share.
-
-        Args:
-            progress_rounds: the round t plus the fraction h / H of it that is done.
-            rounds: training rounds of the whole run; later progress keeps the last value.
-
-        Source: docs/design.md section 2, "Learning rate".
-        """
-        if progress_rounds < self.warmup_rounds:
-            return self.lr * max(progress_rounds, 0.0) / self.warmup_rounds
-        if self.schedule == "constant":
-            return self.lr
-        decay_rounds = rounds - self.warmup_rounds
-        done = (
-            min((progress_rounds - self.warmup_rounds) / decay_rounds, 1.0)
-            if decay_rounds > 0
-            else 1.0
-        )
-        share = self.min_lr_ratio + (1.0 - self.min_lr_ratio) * (1.0 + math.cos(math.pi * done)) / 2
-        return self.lr * share

@@ -6,13 +6,22 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import psutil  # type: ignore[import-untyped]  # ships no type information
 import pytest
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2P
+from hivemind.utils.multiaddr import Multiaddr
 
-from gasloc_p2p.core.errors import BootstrapUnreachableError, ConfigError, PortInUseError
+from gasloc_p2p.core.errors import (
+    BootstrapUnreachableError,
+    ConfigError,
+    DaemonError,
+    PortInUseError,
+)
 from gasloc_p2p.net import join as join_module
+from gasloc_p2p.net.daemon import Daemon
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
@@ -33,11 +42,11 @@ async def mute_listener() -> AsyncIterator[str]:
         yield f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}/p2p/{NOBODY}"
 
 
-def refused_address() -> str:
-    """Return a bootstrap address on a port where nobody listens."""
+def refused_address(peer: str = NOBODY) -> str:
+    """Return a bootstrap address of `peer` on a port where nobody listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}/p2p/{NOBODY}"
+        return f"/ip4/127.0.0.1/tcp/{free.getsockname()[1]}/p2p/{peer}"
 
 
 async def fail_to_join(
@@ -66,22 +75,24 @@ async def test_a_mute_peer_and_a_wrong_id_are_told_from_a_dead_one(start_node: S
     wrong_id = f"{first.rpartition('/')[0]}/{live}"
     refused = refused_address()
     async with mute_listener() as mute:
-        error = await fail_to_join(refused, wrong_id, mute)
+        error = await fail_to_join(mute, refused, wrong_id)
     assert error.why.splitlines() == [
+        f"{mute}: {IMPOSTOR}",
         f"{refused}: connection refused: nobody listens on that port",
         f"{wrong_id}: {IMPOSTOR}",
-        f"{mute}: {IMPOSTOR}",
     ]
 
 
 async def test_two_dead_bootstrap_peers_of_three_are_passed_over(start_node: StartNode) -> None:
     first = await start_node(0)
     address = (await first.addresses())[0]
-    refused, wrong_id = refused_address(), f"{address.rpartition('/')[0]}/{NOBODY}"
+    refused = refused_address()
+    wrong_id = f"{address.rpartition('/')[0]}/{Identity.derived(0, 9).peer_id}"
+    # Another address of the peer that does answer is nothing to report.
+    stale = refused_address(first.peer_id)
+    config = NetConfig(listen=LOOPBACK, bootstrap=(refused, wrong_id, stale, address))
     said = list[str]()
-    node = await Libp2pNetwork.create(
-        JOINER, NetConfig(listen=LOOPBACK, bootstrap=(refused, wrong_id, address)), warn=said.append
-    )
+    node = await Libp2pNetwork.create(JOINER, config, warn=said.append)
     try:
         assert said == [
             f"bootstrap peer {refused} is left out: connection refused: nobody listens on that "
@@ -92,6 +103,37 @@ async def test_two_dead_bootstrap_peers_of_three_are_passed_over(start_node: Sta
         assert first.peer_id in peers
     finally:
         await node.aclose()
+
+
+async def test_a_swarm_of_another_kind_is_not_joined() -> None:
+    # p2pd alone is a libp2p peer like any other, and has no place in the DHT.
+    daemon = await Daemon.start(Identity.derived(0, 8), NetConfig(listen=LOOPBACK), bootstrap=())
+    try:
+        p2p = await P2P.replicate(Multiaddr(f"/unix{daemon.control_path}"))
+        address = str((await p2p.get_visible_maddrs())[0])
+        error = await fail_to_join(address)
+        assert error.why == f"{address}: {IMPOSTOR}"
+        await p2p.shutdown()
+    finally:
+        await daemon.stop()
+
+
+async def test_a_daemon_that_dies_while_joining_is_named(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = (await (await start_node(0)).addresses())[0]
+    monkeypatch.setattr(join_module, "DHT_DEADLINE_S", 0.5)
+    create = DHTNode.create
+
+    async def create_late(p2p: Any, **options: Any) -> Any:
+        (own,) = [c for c in psutil.Process().children() if c.pid not in before]
+        own.kill()
+        return await create(p2p=p2p, **options)
+
+    before = {child.pid for child in psutil.Process().children()}
+    monkeypatch.setattr(DHTNode, "create", create_late)
+    with pytest.raises(DaemonError, match="does not answer"):
+        await Libp2pNetwork.create(JOINER, NetConfig(listen=LOOPBACK, bootstrap=(address,)))
 
 
 async def test_a_held_port_is_named_before_p2pd_shares_it(start_node: StartNode) -> None:

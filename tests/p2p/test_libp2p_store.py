@@ -18,7 +18,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from gasloc_p2p.core.records import RecordError
+from gasloc_p2p.core.records import RecordError, open_record
 from gasloc_p2p.net.daemon import Daemon
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
@@ -67,6 +67,11 @@ async def swarm(start_node: StartNode, make_record: MakeRecord) -> list[Libp2pNe
 
 async def records(node: Libp2pNetwork, run_id: str = "run") -> set[bytes]:
     return set(await node.fetch_records(run_id, deadline_s=WAIT_S))
+
+
+def hold_no_replica(node: Libp2pNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `node` depend on what others answer, as most nodes of a large swarm do."""
+    monkeypatch.setattr(node._parts.dht.protocol.storage, "get", lambda _key: None)
 
 
 async def test_every_node_sees_every_record_and_the_newest_one(
@@ -150,6 +155,31 @@ async def test_records_survive_a_stranger_that_stores_anything(
     assert newer in await records(swarm[2])
 
 
+async def test_records_survive_a_stranger_that_asks_others_to_cache(
+    swarm: list[Libp2pNetwork],
+    make_record: MakeRecord,
+    start_stranger: StartStranger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = await records(swarm[0])
+    attacker = await start_stranger(9, await swarm[0].addresses())
+    key_id, own = DHTID.generate(source=record_key("run")), Identity.derived(1, 9)
+    signed = make_record(own, expires_in_s=1e9)
+    expires_at_s = open_record(signed, verify=Identity.verify).expires_at
+    for node in swarm:
+        accepted = await attacker.protocol.call_store(
+            attacker.p2p.peer_id.from_base58(node.peer_id),
+            keys=[key_id],
+            values=[MSGPackSerializer.dumps(signed)],
+            expiration_time=expires_at_s,
+            subkeys=[own.peer_id],
+            in_cache=True,
+        )
+        assert accepted == [True]
+    hold_no_replica(swarm[2], monkeypatch)
+    assert await records(swarm[2]) == before
+
+
 @pytest.mark.parametrize("poison", ["plain value", "dictionary", "hidden records"])
 async def test_records_survive_a_stranger_that_returns_anything(
     swarm: list[Libp2pNetwork],
@@ -161,9 +191,9 @@ async def test_records_survive_a_stranger_that_returns_anything(
     key_id = DHTID.generate(source=record_key("run"))
     # The node whose id is the key's own is asked first and believed to know best.
     attacker = await start_stranger(9, await swarm[0].addresses(), node_id=key_id)
-    # A reader that holds no replica itself depends on the answers of others.
+    hold_no_replica(swarm[2], monkeypatch)
     reader = swarm[2]._parts.dht
-    reader.protocol.storage.clear()
+    reader.num_workers = 1
     assert await reader.protocol.call_ping(attacker.peer_id) == key_id
     answer: Any = MSGPackSerializer.dumps(b"wiped")
     if poison != "plain value":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -34,7 +35,7 @@ from gasloc_p2p.net.settings import NetConfig
 async def main():
     config = NetConfig(listen=("/ip4/127.0.0.1/tcp/0",))
     network = await Libp2pNetwork.create(Identity.derived(0, 0), config)
-    print(network.daemon.pid, flush=True)
+    print(network.daemon.pid, network.daemon.directory, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -99,7 +100,8 @@ async def test_a_daemon_runs_in_private_and_ends_on_request() -> None:
     assert os.getsid(daemon.pid) == daemon.pid != os.getsid(0)
     await daemon.stop()
     await daemon.stop()
-    assert await daemon.exited() == daemon.returncode == -signal.SIGTERM
+    # p2pd may have time to end in its own way.
+    assert await daemon.exited() in (0, -signal.SIGTERM)
     assert not daemon.directory.exists()
     assert children() == before
 
@@ -171,11 +173,12 @@ async def test_no_daemon_is_left_when_its_node_is_killed() -> None:
     )
     assert node.stdout is not None
     async with asyncio.timeout(60):
-        pid = int(await node.stdout.readline())
-    assert psutil.Process(pid).name() == "p2pd"
+        pid, directory = (await node.stdout.readline()).decode().split()
+    assert psutil.Process(int(pid)).name() == "p2pd"
     node.kill()
     await node.wait()
-    await asyncio.to_thread(assert_gone, pid)
+    await asyncio.to_thread(assert_gone, int(pid))
+    await asyncio.to_thread(shutil.rmtree, directory)
 
 
 async def test_leaving_makes_no_noise_on_either_event_loop() -> None:
