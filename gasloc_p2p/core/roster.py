@@ -199,6 +199,11 @@ class RosterBook:
         rounds = [r.signed_round for r in records if r.lease_until >= self._own_round]
         return statistics.median_low(rounds) if rounds else None
 
+    def founders(self) -> int:
+        """Return how many peers have announced themselves for round 0, ours and ahead included."""
+        newest = {**self._known, **self._ahead}.values()
+        return sum(kept.record.first_round == 0 for kept in newest)
+
     def records_for_partner(self) -> list[bytes]:
         """Return the signed records to swap at a hand-shake: ours, then the latest signed first.
 

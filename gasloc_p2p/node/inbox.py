@@ -70,26 +70,33 @@ class Inbox:
 
     def _refusal(self, peer: PeerId, hello: Hello, early: bytes) -> Exchange | None:
         """Return the exchange that carries a refusal, or None when the stream may wait."""
-        answer = Exchange(
-            hello=self._own_hello(hello.round), partner=peer, dialer=False, records=()
-        )
-        answer.receive(early)
+        answer = self._answer(peer, hello.round, early)
         if answer.finished:
             return answer
-        if hello.round < self._round:
-            reason = f"round {hello.round} is over here, this peer is in round {self._round}"
-        elif hello.round == self._round and self._expected is not None:
-            if peer in self._expected and not self._place(hello.round, peer).done():
-                return None
-            reason = f"this peer has no edge with {peer} in round {hello.round}"
-        elif hello.round > self._round + ROUNDS_AHEAD or self._holding >= HELD_STREAMS:
-            reason = f"too early for round {hello.round}, this peer is in round {self._round}"
-        elif self._place(hello.round, peer).done():
+        reason = self._no_edge(peer, hello.round)
+        if reason is None and self._place(hello.round, peer).done():
             reason = f"round {hello.round} already has a stream from {peer}"
-        else:
+        if reason is None:
             return None
         answer.refuse(RefuseCode.NOT_PARTNER, reason)
         return answer
+
+    def _answer(self, peer: PeerId, round: int, early: bytes) -> Exchange:
+        """Return this side of an exchange that agrees to `round`, whatever round it is."""
+        answer = Exchange(hello=self._own_hello(round), partner=peer, dialer=False)
+        answer.receive(early)
+        return answer
+
+    def _no_edge(self, peer: PeerId, round: int) -> str | None:
+        """Say why a stream for `round` cannot wait here; None when it can."""
+        if round < self._round:
+            return f"round {round} is over here, this peer is in round {self._round}"
+        if round == self._round and self._expected is not None:
+            expected = peer in self._expected
+            return None if expected else f"this peer has no edge with {peer} in round {round}"
+        if round > self._round + ROUNDS_AHEAD or self._holding >= HELD_STREAMS:
+            return f"too early for round {round}, this peer is in round {self._round}"
+        return None
 
     def _place(self, round: int, peer: PeerId) -> asyncio.Future[_Held]:
         key = (round, peer)
@@ -113,12 +120,9 @@ class Inbox:
         del self._held[round, peer]
         if place.done() and not place.cancelled():
             held = place.result()
-            refusal = Exchange(hello=self._own_hello(round), partner=peer, dialer=False, records=())
-            refusal.receive(held.early)
-            refusal.refuse(
-                RefuseCode.NOT_PARTNER, f"this peer has no edge with {peer} in round {round}"
-            )
-            held.refusal = refusal
+            held.refusal = self._answer(peer, round, held.early)
+            reason = self._no_edge(peer, round)
+            held.refusal.refuse(RefuseCode.NOT_PARTNER, reason or "the edge is over here")
             held.done.set()
         else:
             place.cancel()

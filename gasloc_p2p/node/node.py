@@ -148,8 +148,9 @@ class Node:
         current = self._current_round()
         if current == 0:
             await membership.announce(0, first_round=0)
-            await self._wait_for_peers()
-            return 0
+            if await self._wait_for_peers():
+                return 0
+            current = self._current_round()
         if membership.swarm_round() is None:
             # Only the clock says that the run has begun: this peer is the first to be there.
             await membership.announce(current, first_round=current)
@@ -162,21 +163,29 @@ class Node:
             -1, self._membership.swarm_round(), self._peer.clock.unix_s()
         )
 
-    async def _wait_for_peers(self) -> None:
-        """Wait until round 0 may begin: enough peers are here, or its time has come."""
+    async def _wait_for_peers(self) -> bool:
+        """Wait until round 0 may begin: enough peers are here, or its time has come.
+
+        Returns:
+            False when the swarm went on without this peer, which joins late then.
+        """
         wanted = self._config.run.initial_peers
         timed = self._config.pace.mode == "seconds"
         present = -1
 
         def may_begin() -> bool:
             nonlocal present
-            here = len(self._membership.roster(0).peers)
+            here = self._membership.book.founders()
             if here != present and here < wanted:
                 self._observe(Waiting(reason=f"{here} of {wanted} peers are here"))
             present = here
-            return here >= wanted or (timed and self._starts_in_s(0) == 0)
+            return here >= wanted or timed_out() or self._current_round() > 0
+
+        def timed_out() -> bool:
+            return timed and self._starts_in_s(0) == 0
 
         await self._membership.wait_until(may_begin)
+        return present >= wanted or timed_out()
 
     def _starts_in_s(self, t: int) -> float:
         return self._peer.pace.starts_in_s(t, self._peer.clock.unix_s())

@@ -24,6 +24,11 @@ from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.node.membership import Membership
 from gasloc_p2p.train.learner import Learner
 
+KNOCK_PERIOD_S = 0.75
+KNOCK_DEADLINE_S = 5.0
+KNOCKS = 2
+"""A dead partner is given up after this many failed knocks, less than 2 s after it is gone."""
+
 EXCHANGE_PROTOCOL = "gasloc/exchange/1"
 REMEMBERED_CYCLES = 5
 REDIAL_S = (0.25, 0.5, 1.0)
@@ -75,7 +80,7 @@ class Peer:
         self.transfer_s = 0.0
         self._run_digest = run_digest
         self._cycles_s: deque[float] = deque(maxlen=REMEMBERED_CYCLES)
-        self._met: set[PeerId] = set()
+        self._reached: set[PeerId] = set()
         self._unconfirmed: dict[PeerId, deque[int]] = {}
 
     @property
@@ -150,11 +155,11 @@ class Peer:
         """Return how to reach `partner` in round t: the smaller id dials."""
         if self.id < partner:
             return lambda: self._dial(partner)
-        return lambda: self.inbox.claim(t, partner)
+        return lambda: self._await_dial(t, partner)
 
     async def _dial(self, partner: PeerId) -> Contact:
         """Dial until it works; the patience is short for a partner that was reached before."""
-        pauses_s = REDIAL_S if partner in self._met else FIRST_REDIAL_S
+        pauses_s = REDIAL_S if partner in self._reached else FIRST_REDIAL_S
         for pause_s in (*pauses_s, None):
             try:
                 stream = await self.network.open_stream(
@@ -165,15 +170,58 @@ class Peer:
                     raise
                 await asyncio.sleep(pause_s)
             else:
+                self._reached.add(partner)
                 return Contact(stream=stream)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _await_dial(self, t: int, partner: PeerId) -> Contact:
+        """Wait for the partner's stream, or until the partner is known to be gone.
+
+        Raises:
+            PeerUnreachableError: it could be reached earlier and cannot be any more.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            dialled = tasks.create_task(self.inbox.claim(t, partner))
+            gone = tasks.create_task(self._until_gone(partner))
+            await asyncio.wait({dialled, gone}, return_when=asyncio.FIRST_COMPLETED)
+            dialled.cancel()
+            gone.cancel()
+        if dialled.cancelled():
+            raise PeerUnreachableError(gone.result())
+        return dialled.result()
+
+    async def _until_gone(self, partner: PeerId) -> str:
+        """Knock now and then; return why a partner that once answered is taken to be gone.
+
+        One that never could be dialled may still dial, so its silence says nothing; hence the
+        knock at a stranger's door at once, while it is likely to be there.
+        """
+        missed = 0
+        while True:
+            if partner in self._reached:
+                await asyncio.sleep(KNOCK_PERIOD_S)
+            try:
+                stream = await self.network.open_stream(
+                    partner, EXCHANGE_PROTOCOL, deadline_s=KNOCK_DEADLINE_S
+                )
+            except PeerUnreachableError as error:
+                if partner not in self._reached:
+                    await asyncio.Event().wait()
+                missed += 1
+                if missed == KNOCKS:
+                    return str(error)
+            except TimeoutError:
+                continue
+            else:
+                await stream.aclose()
+                self._reached.add(partner)
+                missed = 0
 
     def note_edge(self, t: int, outcome: EdgeOutcome) -> None:
         """Learn from how an edge ended."""
         self.inbox.release(t, outcome.partner)
         if not outcome.mixes:
             return
-        self._met.add(outcome.partner)
         self.transfer_s = outcome.elapsed_s - outcome.wait_s
         unconfirmed = self._unconfirmed.setdefault(outcome.partner, deque(maxlen=MAX_UNCONFIRMED))
         if outcome.kind is EdgeKind.ASYMMETRIC:

@@ -88,7 +88,7 @@ def test_a_foreign_run_is_refused() -> None:
     book = RosterBook(RUN, OWN)
     for peer in ("a", OWN):
         assert observe(book, record(peer, run_id="other")) is Verdict.FOREIGN_RUN
-    assert (book.at(0).peers, book.swarm_round()) == ((), None)
+    assert (book.at(0).peers, book.swarm_round(), book.founders()) == ((), None, 0)
 
 
 def test_our_identity_in_another_process_is_noticed() -> None:
@@ -268,7 +268,8 @@ def test_the_swarm_round_is_a_lower_median() -> None:
     for n in range(9):
         observe(book, record(f"gone{n}", signed_round=2), 5)
     assert book.swarm_round() == 2
-    renew(book, 7)
+    renew(book, 7, first_round=0)
+    assert book.founders() == 14, "ours, those ahead and those that left have been there at first"
     assert book.swarm_round() == 6, "peers that left long ago do not hold the swarm back"
 
 

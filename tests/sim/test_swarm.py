@@ -85,8 +85,9 @@ def test_bf16_sends_half_the_bytes() -> None:
 
 
 def test_both_paces_finish() -> None:
-    report = run(3, "pace.mode=seconds", "pace.period_s=6", "pace.start_delay_s=2")
+    report = run(
+        3, "pace.mode=seconds", "pace.period_s=6", "pace.start_delay_s=2", "simulate.step_s=0.25"
+    )
     steps = {count for peer in report.peers for count in peer.local_steps}
-    # A period of 6 s less the 5 s kept for the exchange holds 50 steps of .02 s.
-    assert steps == {50}
+    assert steps == {4}, "6 s less the 5 s kept for the exchange hold four steps of .25 s"
     assert all(peer.rounds == 8 for peer in report.peers)

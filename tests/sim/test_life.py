@@ -1,0 +1,196 @@
+"""Joining late, stopping, crashing and leaving, in virtual time and in both paces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from gasloc_p2p.core.errors import IdentityError
+from gasloc_p2p.net.identity import Identity
+from gasloc_p2p.node.events import Left, RoundFinished, RoundStarted, Waiting
+from gasloc_p2p.simulate.network import Hub
+from tests.sim.conftest import SimulatedPeer, in_virtual_time, quick_config
+
+T = TypeVar("T")
+PACES = {
+    "steps": ("run.rounds=14", "inner.local_steps=2", "simulate.step_s=0.5"),
+    "seconds": (
+        "run.rounds=14",
+        "pace.mode=seconds",
+        "pace.period_s=6",
+        "pace.start_delay_s=2",
+        "simulate.step_s=0.5",
+    ),
+}
+CYCLE_S = {"steps": 1.0, "seconds": 6.0}
+
+
+def hub() -> Hub:
+    return Hub(verify=Identity.verify)
+
+
+class StoppableCompute:
+    """Stands still in the middle of local steps, as a process does between SIGSTOP and SIGCONT."""
+
+    def __init__(self, *, step_s: float) -> None:
+        self._step_s = step_s
+        self.stop_s = 0.0
+
+    async def run(self, work: Callable[[], T], *, inner_steps: int = 0) -> T:
+        if inner_steps:
+            stopped_s, self.stop_s = self.stop_s, 0.0
+            await asyncio.sleep(stopped_s)
+        result = work()
+        await asyncio.sleep(inner_steps * self._step_s)
+        return result
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_stopped_peer_jumps_to_the_swarms_round_and_is_paired_again(pace: str) -> None:
+    config = quick_config("run.initial_peers=4", "pace.edge_floor_s=2", *PACES[pace])
+
+    async def main() -> list[SimulatedPeer]:
+        compute = StoppableCompute(step_s=config.simulate.step_s)
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            stopped = SimulatedPeer(network, config, 0, compute=compute)
+            others = [SimulatedPeer(network, config, index) for index in (1, 2, 3)]
+            for peer in (stopped, *others):
+                tasks.create_task(peer.run())
+            await stopped.reached(3)
+            # Long enough for the others to lose two rounds' edges to it and go on.
+            compute.stop_s = 2.5 * max(CYCLE_S[pace], 4.0)
+        return [stopped, *others]
+
+    stopped, *others = in_virtual_time(main)
+    [(origin, target)] = stopped.jumps()
+    assert origin == 3
+    assert target >= 5
+    last = stopped.of(RoundFinished)[-1].report
+    assert last.round == 14 + 4
+    for peer in (stopped, *others):
+        tail = [kinds for t, kinds in peer.edges_by_round().items() if t > target + 4]
+        assert tail == [["applied"]] * len(tail)
+        assert peer.edges_by_round().keys() >= {17, 18}
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_crashed_peer_leaves_every_roster_at_the_same_round(pace: str) -> None:
+    config = quick_config(
+        "run.initial_peers=5", "gossip.topology=ring", "pace.edge_floor_s=2", *PACES[pace]
+    )
+
+    async def main() -> list[SimulatedPeer]:
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            peers = [SimulatedPeer(network, config, index) for index in range(5)]
+            crashed, *others = [tasks.create_task(peer.run()) for peer in peers]
+            await peers[0].reached(4)
+            crashed.cancel()
+            await peers[0].network.aclose()
+        return peers[1:]
+
+    survivors = in_virtual_time(main)
+    views = [peer.peers_by_round() for peer in survivors]
+    assert all(view == views[0] for view in views)
+    # Signed in round 4, the last record holds for four more rounds.
+    assert {t: n for t, n in views[0].items() if t in (8, 9)} == {8: 5, 9: 4}
+    for peer in survivors:
+        assert all(set(kinds) == {"applied"} for t, kinds in peer.edges_by_round().items() if t > 9)
+
+
+def test_a_leaving_peer_says_goodbye_and_is_gone_from_every_roster_two_rounds_later() -> None:
+    config = quick_config("run.initial_peers=4", "pace.edge_floor_s=2", *PACES["steps"])
+
+    async def main() -> tuple[SimulatedPeer, list[SimulatedPeer]]:
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            peers = [SimulatedPeer(network, config, index) for index in range(4)]
+            for peer in peers:
+                tasks.create_task(peer.run())
+            await peers[0].reached(4)
+            peers[0].leave.set()
+        return peers[0], peers[1:]
+
+    gone, others = in_virtual_time(main)
+    [left] = gone.of(Left)
+    assert not left.finished
+    assert left.report.rounds == 4
+    for peer in others:
+        view = peer.peers_by_round()
+        assert (view[6], view[7]) == (4, 3)
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_late_joiner_takes_over_the_swarms_parameters_and_takes_part(pace: str) -> None:
+    config = quick_config("run.initial_peers=3", "gossip.topology=complete", *PACES[pace])
+
+    async def main() -> tuple[SimulatedPeer, list[SimulatedPeer]]:
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            peers = [SimulatedPeer(network, config, index) for index in range(3)]
+            for peer in peers:
+                tasks.create_task(peer.run())
+            await peers[0].reached(5)
+            joiner = SimulatedPeer(network, config, 3)
+            tasks.create_task(joiner.run())
+        return joiner, peers
+
+    joiner, others = in_virtual_time(main)
+    assert [event.reason for event in joiner.of(Waiting)] == [
+        "the swarm is in round 5, this peer joins at 8"
+    ]
+    assert joiner.of(RoundStarted)[0].round == 8
+    for peer in others:
+        view = peer.peers_by_round()
+        assert (view[7], view[8]) == (3, 4)
+        assert all(set(kinds) == {"applied"} for kinds in peer.edges_by_round().values())
+    first = joiner.of(RoundFinished)[0].report
+    before = others[0].of(RoundFinished)[7].report
+    assert first.train_loss is not None
+    assert before.train_loss is not None
+    assert first.train_loss < before.train_loss + 0.5, "it starts from a donor's parameters"
+
+
+def test_a_second_process_with_the_same_identity_is_noticed() -> None:
+    config = quick_config("run.initial_peers=2", *PACES["steps"])
+
+    async def main() -> BaseException | None:
+        async with hub() as network:
+            first = SimulatedPeer(network, config, 0)
+            other = SimulatedPeer(network, config, 1)
+            tasks = [asyncio.ensure_future(peer.run()) for peer in (first, other)]
+            await first.reached(2)
+            twin = SimulatedPeer(network, config, 0)
+            tasks.append(asyncio.ensure_future(twin.run()))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        failures = [r for r in results if isinstance(r, BaseExceptionGroup)]
+        return failures[0] if failures else None
+
+    failure = in_virtual_time(main)
+    assert isinstance(failure, BaseExceptionGroup)
+    assert failure.subgroup(IdentityError) is not None
+
+
+def test_an_identity_may_come_back_after_a_restart() -> None:
+    config = quick_config("run.initial_peers=3", "pace.edge_floor_s=2", *PACES["steps"])
+
+    async def main() -> tuple[SimulatedPeer, list[SimulatedPeer]]:
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            peers = [SimulatedPeer(network, config, index) for index in range(3)]
+            crashed, *_ = [tasks.create_task(peer.run()) for peer in peers]
+            await peers[0].reached(3)
+            crashed.cancel()
+            await peers[0].network.aclose()
+            await peers[1].reached(5)
+            again = SimulatedPeer(network, config, 0)
+            tasks.create_task(again.run())
+        return again, peers[1:]
+
+    again, others = in_virtual_time(main)
+    [left] = again.of(Left)
+    assert left.finished
+    for peer in others:
+        assert peer.peers_by_round()[18] == 3
