@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from gasloc_p2p.core.exchange import Exchange
+from gasloc_p2p.core.exchange import Exchange, Finished
 from gasloc_p2p.core.substrate import Stream
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.core.wire import Hello, ProtocolError, RefuseCode, read_hello
 from gasloc_p2p.node.edge import Contact
+from gasloc_p2p.node.events import Notice, Observer
 
 HELLO_DEADLINE_S = 10.0
 REFUSAL_DEADLINE_S = 2.0
 READ_BYTES = 65_536
 HELD_STREAMS = 64
+STRANGERS_TOLD = 256
 ROUNDS_AHEAD = 8
 """A partner may be this many rounds ahead and still be kept waiting."""
 
@@ -24,10 +26,13 @@ class Inbox:
 
     Args:
         own_hello: builds this peer's Hello for a round, to check a stranger's against it.
+        observe: told once of each stranger that is refused for what it is.
     """
 
-    def __init__(self, own_hello: Callable[[int], Hello]) -> None:
+    def __init__(self, own_hello: Callable[[int], Hello], observe: Observer) -> None:
         self._own_hello = own_hello
+        self._observe = observe
+        self._told: set[PeerId] = set()
         self._round = 0
         self._expected: frozenset[PeerId] | None = None
         self._held: dict[tuple[int, PeerId], asyncio.Future[_Held]] = {}
@@ -70,8 +75,9 @@ class Inbox:
 
     def _refusal(self, peer: PeerId, hello: Hello, early: bytes) -> Exchange | None:
         """Return the exchange that carries a refusal, or None when the stream may wait."""
-        answer = self._answer(peer, hello.round, early)
-        if answer.finished:
+        answer, disagreement = self._answer(peer, hello.round, early)
+        if disagreement:
+            self._tell(peer, disagreement)
             return answer
         reason = self._no_edge(peer, hello.round)
         if reason is None and self._place(hello.round, peer).done():
@@ -81,11 +87,16 @@ class Inbox:
         answer.refuse(RefuseCode.NOT_PARTNER, reason)
         return answer
 
-    def _answer(self, peer: PeerId, round: int, early: bytes) -> Exchange:
-        """Return this side of an exchange that agrees to `round`, whatever round it is."""
+    def _answer(self, peer: PeerId, round: int, early: bytes) -> tuple[Exchange, str]:
+        """Return this side of an exchange of `round`, and what the two sides disagree about."""
         answer = Exchange(hello=self._own_hello(round), partner=peer, dialer=False)
-        answer.receive(early)
-        return answer
+        ended = [event for event in answer.receive(early) if isinstance(event, Finished)]
+        return answer, ended[0].reason if ended else ""
+
+    def _tell(self, peer: PeerId, disagreement: str) -> None:
+        if peer not in self._told and len(self._told) < STRANGERS_TOLD:
+            self._told.add(peer)
+            self._observe(Notice(text=f"a stream from {peer} was {disagreement}"))
 
     def _no_edge(self, peer: PeerId, round: int) -> str | None:
         """Say why a stream for `round` cannot wait here; None when it can."""
@@ -120,7 +131,7 @@ class Inbox:
         del self._held[round, peer]
         if place.done() and not place.cancelled():
             held = place.result()
-            held.refusal = self._answer(peer, round, held.early)
+            held.refusal, _ = self._answer(peer, round, held.early)
             reason = self._no_edge(peer, round)
             held.refusal.refuse(RefuseCode.NOT_PARTNER, reason or "the edge is over here")
             held.done.set()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 from gasloc_p2p.core.errors import IdentityError
 from gasloc_p2p.core.records import (
-    LEASE_ROUNDS,
     Reachability,
     Record,
     RecordError,
@@ -17,8 +16,7 @@ from gasloc_p2p.core.records import (
 from gasloc_p2p.core.roster import GOODBYE_ROUNDS, Roster, RosterBook, Verdict
 from gasloc_p2p.core.substrate import Clock, Network
 
-FIRST_RECORD_TTL_S = 3600.0
-LEAST_RECORD_TTL_S = 600.0
+RECORD_TTL_S = 3600.0
 """The lease, in rounds, says who takes part; the store merely has to outlive it, but not by so
 much that a newcomer finds crowds of peers that left long ago."""
 
@@ -54,6 +52,12 @@ class Membership:
         """Extend this peer's lease from `round`; one that has lapsed starts afresh a bit later."""
         await self._publish(round, cycle_s=cycle_s)
 
+    async def stay_announced(self, round: int, *, cycle_s: float) -> None:
+        """Extend the lease, and again whenever the record would expire; runs until cancelled."""
+        while True:
+            await self.renew(round, cycle_s=cycle_s)
+            await asyncio.sleep(RECORD_TTL_S / 3)
+
     async def say_goodbye(self, round: int) -> None:
         """Shorten the lease so that every roster drops this peer at the same round."""
         if self._announced:
@@ -68,9 +72,6 @@ class Membership:
         cycle_s: float = 0.0,
     ) -> None:
         now_s = self._clock.unix_s()
-        ttl_s = (
-            max(LEAST_RECORD_TTL_S, 2 * LEASE_ROUNDS * cycle_s) if cycle_s else FIRST_RECORD_TTL_S
-        )
         self._round = round
         self._announced = True
         self._seq = max(self._seq + 1, int(now_s * 1000))
@@ -81,7 +82,7 @@ class Membership:
             seq=self._seq,
             cycle_s=cycle_s,
             reachability=Reachability.PUBLIC,
-            expires_at=now_s + ttl_s,
+            expires_at=now_s + RECORD_TTL_S,
             sign=self._network.sign,
         )
         await self._network.publish_record(self.book.own_signed, deadline_s=STORE_DEADLINE_S)

@@ -125,9 +125,7 @@ class Node:
         while peer.pace.phase(self._round) is not RoundPhase.FINISHED:
             await self._wait_for_round()
             began_s = loop.time()
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._keep_manifest())
-                report = await run_round(peer, self._round)
+            report = await self._round_while_announced()
             peer.note_cycle(loop.time() - began_s - report.wait_s)
             following = peer.pace.next_round(
                 self._round, self._membership.swarm_round(), peer.clock.unix_s()
@@ -139,6 +137,21 @@ class Node:
             if following > self._round + 1:
                 self._observe(Jumped(from_round=self._round, to_round=following))
             self._round = following
+
+    async def _round_while_announced(self) -> RoundReport:
+        """Run a round; a slow record store never holds it up."""
+        peer = self._peer
+        async with asyncio.TaskGroup() as tasks:
+            beside = (
+                tasks.create_task(
+                    self._membership.stay_announced(self._round, cycle_s=peer.cycle_s)
+                ),
+                tasks.create_task(self._keep_manifest()),
+            )
+            report = await run_round(peer, self._round)
+            for task in beside:
+                task.cancel()
+        return report
 
     async def _join(self) -> int:
         """Announce this peer and return the round in which it starts."""

@@ -74,7 +74,7 @@ class Peer:
         self.clock = clock
         self.compute = compute
         self.observe = observe
-        self.inbox = Inbox(self._plain_hello)
+        self.inbox = Inbox(self._plain_hello, observe)
         self.theta: Tensor = learner.theta()
         self.memory: OuterState = self.rule.initial(self.theta)
         self.transfer_s = 0.0

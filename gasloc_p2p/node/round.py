@@ -40,11 +40,9 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
     peer.inbox.open_round(t, partners)
     peer.observe(RoundStarted(round=t, closing=closing, partners=partners, peers=len(roster.peers)))
 
-    # H_i inner AdamW steps: theta_i -> theta_i^H. The record that renews the lease goes out beside.
+    # H_i inner AdamW steps: theta_i -> theta_i^H.
     train_began_s = now_s()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(peer.membership.renew(t, cycle_s=peer.cycle_s))
-        losses = [] if closing else await _local_steps(peer, t)
+    losses = [] if closing else await _local_steps(peer, t)
     theta_h = await peer.compute.run(peer.learner.theta)
 
     # Parameters travel both ways over each edge; a failed edge is a value.

@@ -85,7 +85,7 @@ def test_a_crashed_peer_leaves_every_roster_at_the_same_round(pace: str) -> None
     async def main() -> list[SimulatedPeer]:
         async with hub() as network, asyncio.TaskGroup() as tasks:
             peers = [SimulatedPeer(network, config, index) for index in range(5)]
-            crashed, *others = [tasks.create_task(peer.run()) for peer in peers]
+            crashed, *_ = [tasks.create_task(peer.run()) for peer in peers]
             await peers[0].reached(4)
             crashed.cancel()
             await peers[0].network.aclose()

@@ -1,0 +1,119 @@
+"""Real nodes that are stopped, killed, late or strangers to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from gasloc_p2p.node.events import Jumped, RoundFinished, RoundStarted
+from tests.p2p.real import real_swarm
+
+pytestmark = [pytest.mark.p2p, pytest.mark.timeout(240)]
+
+PACES = {
+    "steps": (),
+    "seconds": (
+        "pace.mode=seconds",
+        "pace.period_s=2.5",
+        "pace.exchange_budget_s=1",
+        "pace.start_delay_s=25",
+    ),
+}
+
+
+@pytest.mark.parametrize("pace", PACES)
+async def test_a_stopped_peer_jumps_to_the_swarms_round_and_is_paired_again(
+    pace: str, tmp_path: Path
+) -> None:
+    async with real_swarm(tmp_path) as swarm:
+        entry = await swarm.bootstrap()
+        stopped, *others = await swarm.nodes_of_run(
+            "stopped", entry, 3, "run.rounds=14", "gossip.topology=ring", *PACES[pace]
+        )
+        await stopped.reached(2)
+        stopped.signal(signal.SIGSTOP)
+        at = stopped.of(RoundStarted)[-1].round
+        await others[0].reached(at + 3)
+        stopped.signal(signal.SIGCONT)
+        assert [await node.ended() for node in (stopped, *others)] == [0, 0, 0]
+    jumps = [(jump.from_round, jump.to_round) for jump in stopped.of(Jumped)]
+    assert any(b >= a + 2 for a, b in jumps), jumps
+    last = max(stopped.edges())
+    assert last == 14 + 2 - 1
+    assert {kind for kind, _ in stopped.edges()[last]} == {"applied"}
+    assert stopped.left().finished
+
+
+async def test_a_killed_peer_leaves_every_roster_at_the_same_round(tmp_path: Path) -> None:
+    async with real_swarm(tmp_path) as swarm:
+        entry = await swarm.bootstrap()
+        killed, *others = await swarm.nodes_of_run(
+            "killed", entry, 4, "run.rounds=14", "gossip.topology=ring"
+        )
+        await killed.reached(3)
+        killed.signal(signal.SIGKILL)
+        assert [await node.ended() for node in others] == [0, 0, 0]
+    views = [node.peers_by_round() for node in others]
+    assert all(view == views[0] for view in views)
+    assert views[0][3] == 4
+    assert views[0][10] == 3
+    for node in others:
+        assert {kind for kind, _ in node.edges()[15]} == {"applied"}
+        lost = [kind for edges in node.edges().values() for kind, _ in edges if kind != "applied"]
+        assert lost, "its neighbours have lost edges to it"
+
+
+async def test_two_runs_on_one_bootstrap_do_not_disturb_each_other(tmp_path: Path) -> None:
+    async with real_swarm(tmp_path) as swarm:
+        entry = await swarm.bootstrap()
+        runs = [await swarm.nodes_of_run(name, entry, 2) for name in ("blue", "green")]
+        for run in runs:
+            assert [await node.ended() for node in run] == [0, 0]
+    for run in runs:
+        ids = {node.peer_id for node in run}
+        for node in run:
+            assert node.partners() == ids - {node.peer_id}
+            assert all(edges == [("applied", "")] for edges in node.edges().values())
+
+
+async def test_a_late_joiner_takes_part(tmp_path: Path) -> None:
+    async with real_swarm(tmp_path) as swarm:
+        entry = await swarm.bootstrap()
+        [founder] = await swarm.nodes_of_run("late", entry, 1, "run.rounds=100000")
+        await founder.reached(5)
+        joiner = await swarm.join("late-1", founder)
+        applied = await joiner.until(
+            lambda: next((e for e in joiner.of(RoundFinished) if e.report.edges), None)
+        )
+        await founder.until(
+            lambda: next((e for e in founder.of(RoundFinished) if e.report.edges), None)
+        )
+        for node in (joiner, founder):
+            node.signal(signal.SIGINT)
+        assert [await node.ended() for node in (joiner, founder)] == [0, 0]
+    assert [edge.kind for edge in applied.report.edges] == ["applied"]
+    alone = [e.report for e in founder.of(RoundFinished) if not e.report.edges]
+    first, latest = alone[0].train_loss, applied.report.train_loss
+    assert first is not None
+    assert latest is not None
+    assert latest < 0.8 * first, "the joiner starts from the founder's parameters"
+    assert not joiner.left().finished
+
+
+async def test_leaving_says_goodbye_and_ends_quickly(tmp_path: Path) -> None:
+    async with real_swarm(tmp_path) as swarm:
+        entry = await swarm.bootstrap()
+        leaver, stayer = await swarm.nodes_of_run("leave", entry, 2, "run.rounds=100000")
+        await leaver.reached(2)
+        leaver.signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            assert await leaver.child.wait() == 0
+        at = leaver.of(RoundStarted)[-1].round
+        await stayer.reached(at + 4)
+        assert stayer.peers_by_round()[at + 3] == 1
+        stayer.signal(signal.SIGINT)
+        assert await stayer.ended() == 0
+    assert (tmp_path / "leave" / "report.json").is_file()
