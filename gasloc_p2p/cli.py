@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,6 +66,26 @@ Keep = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Keep identities, logs and parameters in this folder."),
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from gasloc_p2p import __version__
+
+        print(f"gasloc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all_commands(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command("testnet")
@@ -261,8 +282,8 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        if debug:
-            raise
         from gasloc_p2p.commands.failure import explain
 
+        if debug:
+            traceback.print_exception(error)
         sys.exit(explain(error))

@@ -41,7 +41,7 @@ def require_node_rule(config: Config) -> None:
     """Refuse a rule that only the simulator runs.
 
     Raises:
-        ConfigError: the rule keeps earlier parameters as memory, which nodes do not hand over.
+        ConfigError: the rule is there for comparison only.
     """
     if config.outer.rule not in NODE_RULES:
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gasloc_p2p.commands.arguments import remove_stale_file, write_text_file
+from gasloc_p2p.commands.arguments import read_addresses, remove_stale_file, write_text_file
 from gasloc_p2p.commands.home import home_of, open_identity
 from gasloc_p2p.commands.lifetime import run_until_asked
 from gasloc_p2p.config import LoadedConfig
@@ -32,7 +32,8 @@ def bootstrap(loaded: LoadedConfig) -> None:
 
     async def main(leave: asyncio.Event) -> None:
         identity = open_identity(config, home_of(config, "bootstrap"))
-        network = await Libp2pNetwork.create(identity, config.net, warn=display.say)
+        net = config.net.model_copy(update={"bootstrap": read_addresses(config.net.bootstrap)})
+        network = await Libp2pNetwork.create(identity, net, warn=display.say)
         try:
             addresses = await network.addresses()
             display.observe(0, Online(peer_id=network.peer_id, addresses=addresses))

@@ -11,11 +11,7 @@ UNEXPECTED_EXIT_CODE = 1
 
 
 def explain(error: BaseException) -> int:
-    """Write what went wrong to standard error, and return the exit code for it.
-
-    Raises:
-        BaseException: `error` itself, if it is neither for a person to mend nor a known kind.
-    """
+    """Write what went wrong to standard error, and return the exit code for it."""
     for cause in _leaves(error):
         if isinstance(cause, GaslocError):
             print(f"gasloc: {cause.what}", file=sys.stderr)

@@ -20,12 +20,13 @@ from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, run_until_asked
 from gasloc_p2p.commands.simulate import finish, solo_loss
 from gasloc_p2p.config import SHARED_SECTIONS, Config, to_toml
 from gasloc_p2p.core.errors import StartError
+from gasloc_p2p.core.manifest import parse_invite
 from gasloc_p2p.display import Display, make_display
-from gasloc_p2p.founding import found, require_node_rule
+from gasloc_p2p.founding import check_outer, require_node_rule
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.events import Invitation, Online
 from gasloc_p2p.node.report import PeerReport, peer_report
-from gasloc_p2p.node.result import read_report, read_thetas
+from gasloc_p2p.node.result import REPORT_FILE, THETA_FILE, read_report, read_thetas
 from gasloc_p2p.report import SwarmReport, swarm_report
 from gasloc_p2p.simulate.swarm import learner_of
 from gasloc_p2p.train.data import load_corpus
@@ -50,7 +51,7 @@ def run(
     process that was started is gone when this returns.
 
     Args:
-        config: settings of every peer; `run.initial_peers` is `peers`.
+        config: settings of every peer; round 0 waits for `run.initial_peers` of them.
         peers: how many nodes.
         compare_solo: also train the same peers alone and report their mean loss.
         report_path: where the report goes, None for nowhere.
@@ -60,7 +61,7 @@ def run(
         StartError: a process ended or stayed silent before the swarm was up.
     """
     require_node_rule(config)
-    manifest = found(config, now_s=time.time())
+    check_outer(config)
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gasloc-")))
         display = stack.enter_context(
@@ -82,7 +83,7 @@ def run(
         if compare_solo:
             display.say("training the same peers alone, for comparison")
             solo = solo_loss(config, peers=peers)
-        report = _report(config, manifest.digest, swarm, wall_s, solo)
+        report = _report(config, swarm, wall_s, solo)
         finish(report, display, report_path)
         return _exit_code(swarm, display)
 
@@ -92,6 +93,7 @@ class _Swarm:
 
     def __init__(self, config: Config, *, peers: int, folder: Path, display: Display) -> None:
         self.interrupted = False
+        self.run_digest = b""
         self.nodes: list[Child] = []
         self.identities = [Identity.derived(config.run.seed, index) for index in range(peers)]
         self._config = config
@@ -131,6 +133,7 @@ class _Swarm:
             )
             self.nodes.append(founder)
             invite = (await self._first(founder, Invitation, index=0)).invite
+            self.run_digest = parse_invite(invite).digest
             for index in range(1, len(self.identities)):
                 self.nodes.append(
                     await self._start(
@@ -182,23 +185,23 @@ class _Swarm:
     def _write_files(self) -> None:
         """Write the nodes' settings, and identities that a simulation derives alike."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        own = {"net", "node", "display", "simulate"}
+        own = {"net", "display", "simulate"}
         (self._folder / "founder.toml").write_text(to_toml(self._config, skip=own))
         (self._folder / "joiner.toml").write_text(
             to_toml(self._config, skip=own.union(SHARED_SECTIONS))
         )
         for index, identity in enumerate(self.identities):
-            self.home(index).mkdir(parents=True, exist_ok=True, mode=0o700)
-            path = self.home(index) / "identity"
-            path.unlink(missing_ok=True)
+            home = self.home(index)
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for stale in ("identity", REPORT_FILE, THETA_FILE):
+                (home / stale).unlink(missing_ok=True)
+            path = home / "identity"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(identity.key_file())
 
 
-def _report(
-    config: Config, run_digest: bytes, swarm: _Swarm, wall_s: float, solo: float | None
-) -> SwarmReport:
+def _report(config: Config, swarm: _Swarm, wall_s: float, solo: float | None) -> SwarmReport:
     torch.set_num_threads(config.node.threads)
     judge = learner_of(config, peer_id="", corpus=load_corpus(config.data))
     thetas: list[Tensor] = []
@@ -211,7 +214,7 @@ def _report(
             thetas.append(left[0])
             closing_thetas.append(left[1])
     return swarm_report(
-        run_digest=run_digest,
+        run_digest=swarm.run_digest,
         config=config.model_dump(mode="json"),
         wall_s=wall_s,
         learner=judge,

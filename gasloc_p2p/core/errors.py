@@ -81,7 +81,7 @@ class UnstableError(GaslocError):
 
 
 class DaemonError(GaslocError):
-    """The libp2p daemon did not start, or died and could not be brought back."""
+    """The libp2p daemon did not start, or does not answer."""
 
     code = "GL-DAEMON"
     exit_code = 9
@@ -102,7 +102,7 @@ class DataError(GaslocError):
 
 
 class StateError(GaslocError):
-    """No peer could hand over parameters that passed their checks."""
+    """No peer handed over parameters that passed their checks, or the run stands still."""
 
     code = "GL-STATE"
     exit_code = 12

@@ -232,7 +232,7 @@ def _check_addresses(invite: Invite) -> None:
         raise InviteError(
             "this invite names no address",
             why="without one the swarm cannot be reached",
-            fix="found the swarm with `--announce` and an address that others can reach",
+            fix="found the run with net.announce set to an address that others can reach",
         )
     if len(invite.bootstrap) > MAX_ADDRESSES:
         raise InviteError(

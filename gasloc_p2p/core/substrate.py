@@ -1,6 +1,6 @@
 """What a node needs from the world: a network, a clock, and somewhere to compute.
 
-`gasloc_p2p.net` and `gasloc_p2p.simulate` each provide all of it, so `node/` runs unchanged on
+`net/` with `commands/node.py` and `simulate/` each provide all of it, so `node/` runs unchanged on
 libp2p in real time and on an in-memory network in virtual time.
 """
 

@@ -38,6 +38,7 @@ class EdgeOutcome:
         reason: one sentence for a person, empty when applied.
         codes: the partner's encoded parameters, present exactly when the edge is mixed.
         scales: what the partner's Hello said for the codec.
+        unconfirmed: earlier rounds that the partner mixed without knowing whether this peer did.
         bytes_sent: bytes written to the stream.
         bytes_received: bytes read from the stream.
         elapsed_s: seconds from the start of the edge to its end.
@@ -49,6 +50,7 @@ class EdgeOutcome:
     reason: str = ""
     codes: BytesLike | None = None
     scales: bytes = b""
+    unconfirmed: tuple[int, ...] = ()
     bytes_sent: int = 0
     bytes_received: int = 0
     elapsed_s: float = 0.0

@@ -16,7 +16,7 @@ from gasloc_p2p.core.exchange import (
 )
 from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
 from gasloc_p2p.core.types import BytesLike, EdgeKind, EdgeOutcome, PeerId
-from gasloc_p2p.core.wire import RefuseCode
+from gasloc_p2p.core.wire import Hello, RefuseCode
 
 READ_BYTES = 262_144
 FLUSH_S = 2.0
@@ -87,7 +87,8 @@ async def run_edge(
         kind=ended.kind,
         reason=ended.reason,
         codes=exchange.codes if mixes else None,
-        scales=pump.partner_scales,
+        scales=pump.partner.scales if pump.partner is not None else b"",
+        unconfirmed=pump.partner.unconfirmed if pump.partner is not None else (),
         bytes_sent=exchange.bytes_sent,
         bytes_received=exchange.bytes_received,
         elapsed_s=now_s - began_s,
@@ -102,7 +103,7 @@ class _Pump:
         self.stream: Stream | None = None
         self.ended: Finished | None = None
         self.met_s: float | None = None
-        self.partner_scales = b""
+        self.partner: Hello | None = None
         self._exchange = exchange
         self._callbacks = callbacks
         self._wake = asyncio.Event()
@@ -153,13 +154,14 @@ class _Pump:
             match event:
                 case PartnerHello(hello=hello):
                     self.met_s = asyncio.get_running_loop().time()
-                    self.partner_scales = hello.scales
+                    self.partner = hello
                     codes = await self._callbacks.encode(hello.scales)
                     self._exchange.send_codes(codes)
                 case PartnerRecords(records=records):
                     self._callbacks.records(records)
                 case CodesReceived(codes=codes):
-                    if await self._callbacks.is_finite(codes, self.partner_scales):
+                    assert self.partner is not None
+                    if await self._callbacks.is_finite(codes, self.partner.scales):
                         await self._handle(self._exchange.accept())
                     else:
                         await self._handle(

@@ -40,6 +40,7 @@ class Membership:
         self._run_id = run_id
         self._verify = verify
         self._seq = 0
+        self._expires_at = 0.0
         self._round = 0
         self._announced = False
         self.book = RosterBook(run_id=run_id, own=network.peer_id)
@@ -52,11 +53,11 @@ class Membership:
         """Extend this peer's lease from `round`; one that has lapsed starts afresh a bit later."""
         await self._publish(round, cycle_s=cycle_s)
 
-    async def stay_announced(self, round: int, *, cycle_s: float) -> None:
-        """Extend the lease, and again whenever the record would expire; runs until cancelled."""
+    async def stay_stored(self, round: int, *, cycle_s: float) -> None:
+        """Renew again before the record expires, in rounds that last so long; never returns."""
         while True:
-            await self.renew(round, cycle_s=cycle_s)
             await asyncio.sleep(RECORD_TTL_S / 3)
+            await self.renew(round, cycle_s=cycle_s)
 
     async def say_goodbye(self, round: int) -> None:
         """Shorten the lease so that every roster drops this peer at the same round."""
@@ -74,7 +75,9 @@ class Membership:
         now_s = self._clock.unix_s()
         self._round = round
         self._announced = True
+        # Both rise even if the clock does not: the store refuses what expires no later.
         self._seq = max(self._seq + 1, int(now_s * 1000))
+        self._expires_at = max(self._expires_at + 1e-3, now_s + RECORD_TTL_S)
         self.book.renew(
             round=round,
             first_round=first_round,
@@ -82,7 +85,7 @@ class Membership:
             seq=self._seq,
             cycle_s=cycle_s,
             reachability=Reachability.PUBLIC,
-            expires_at=now_s + RECORD_TTL_S,
+            expires_at=self._expires_at,
             sign=self._network.sign,
         )
         await self._network.publish_record(self.book.own_signed, deadline_s=STORE_DEADLINE_S)

@@ -40,6 +40,7 @@ PATIENCE_CYCLES = 4.0
 """A joiner waits for the next round this many edge deadlines and cycles of the others."""
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PERIOD_S = 600.0
+RENEWAL_GRACE_S = 1.0
 
 
 class Node:
@@ -139,16 +140,18 @@ class Node:
             self._round = following
 
     async def _round_while_announced(self) -> RoundReport:
-        """Run a round; a slow record store never holds it up."""
-        peer = self._peer
+        """Run a round while the lease is renewed; a sick record store holds it up only briefly."""
+        peer, membership = self._peer, self._membership
         async with asyncio.TaskGroup() as tasks:
+            renewing = tasks.create_task(membership.renew(self._round, cycle_s=peer.cycle_s))
             beside = (
-                tasks.create_task(
-                    self._membership.stay_announced(self._round, cycle_s=peer.cycle_s)
-                ),
+                renewing,
+                tasks.create_task(membership.stay_stored(self._round, cycle_s=peer.cycle_s)),
                 tasks.create_task(self._keep_manifest()),
             )
             report = await run_round(peer, self._round)
+            # A round may be shorter than a store takes, and a lease never renewed lapses.
+            await asyncio.wait({renewing}, timeout=RENEWAL_GRACE_S)
             for task in beside:
                 task.cancel()
         return report

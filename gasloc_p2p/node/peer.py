@@ -19,7 +19,7 @@ from gasloc_p2p.core.substrate import Clock, Compute, Network, PeerUnreachableEr
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
 from gasloc_p2p.node.edge import Contact
-from gasloc_p2p.node.events import Observer
+from gasloc_p2p.node.events import Notice, Observer
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.node.membership import Membership
 from gasloc_p2p.train.learner import Learner
@@ -220,6 +220,13 @@ class Peer:
     def note_edge(self, t: int, outcome: EdgeOutcome) -> None:
         """Learn from how an edge ended."""
         self.inbox.release(t, outcome.partner)
+        for earlier in outcome.unconfirmed:
+            self.observe(
+                Notice(
+                    text=f"{outcome.partner} mixed round {earlier} without hearing whether this "
+                    "peer did"
+                )
+            )
         if not outcome.mixes:
             return
         self.transfer_s = outcome.elapsed_s - outcome.wait_s

@@ -87,7 +87,7 @@ class Hub:
     def __init__(self, *, verify: Verify) -> None:
         self._verify = verify
         self._peers: dict[PeerId, MemoryNetwork] = {}
-        self._records: dict[tuple[str, PeerId], bytes] = {}
+        self._records: dict[tuple[str, PeerId], tuple[float, bytes]] = {}
         self._manifests: dict[tuple[str, bytes], bytes] = {}
         self._handlers = asyncio.TaskGroup()
 
@@ -123,18 +123,26 @@ class Hub:
         )
         return MemoryStream(peer, back, there)
 
-    def store_record(self, signed: bytes) -> None:
-        """Replace a peer's record; what does not verify is refused, as the real store does.
+    def store_record(self, signed: bytes) -> bool:
+        """Replace a peer's record unless the old one expires as late, as the real store does.
+
+        Returns:
+            Whether the record was taken.
 
         Raises:
             RecordError: the record is malformed or its signature is not its peer's.
         """
         record = open_record(signed, verify=self._verify)
-        self._records[record.run_id, record.peer_id] = signed
+        key = (record.run_id, record.peer_id)
+        known = self._records.get(key)
+        if known is not None and record.expires_at <= known[0]:
+            return False
+        self._records[key] = (record.expires_at, signed)
+        return True
 
     def records(self, run_id: str) -> list[bytes]:
         """Return all records of a run."""
-        return [signed for (run, _), signed in self._records.items() if run == run_id]
+        return [signed for (run, _), (_, signed) in self._records.items() if run == run_id]
 
     def store_manifest(self, run_id: str, manifest: bytes) -> None:
         """Store a manifest under its digest."""
@@ -182,8 +190,7 @@ class MemoryNetwork:
 
     async def publish_record(self, signed: bytes, *, deadline_s: float) -> bool:
         """Store this peer's record; see `Network.publish_record`."""
-        self._hub.store_record(signed)
-        return True
+        return self._hub.store_record(signed)
 
     async def fetch_records(self, run_id: str, *, deadline_s: float) -> Sequence[bytes]:
         """Return the records of a run; see `Network.fetch_records`."""

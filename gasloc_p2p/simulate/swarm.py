@@ -47,7 +47,7 @@ def simulate(config: Config, *, peers: int, observe: SwarmObserver) -> Simulatio
     one thread the parameters equal those of a real swarm with the same seed, bit for bit.
 
     Args:
-        config: settings of every peer; `run.initial_peers` is taken to be `peers`.
+        config: settings of every peer; round 0 waits for `run.initial_peers` of them.
         peers: how many.
         observe: told what happens as it happens.
     """

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-import psutil  # type: ignore[import-untyped]  # ships no type information
+import psutil
 import pytest
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P

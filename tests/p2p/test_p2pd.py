@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]  # ships no type information
+import psutil
 import pytest
 import uvloop
 

@@ -1,0 +1,197 @@
+"""The command line as a person meets it: help, errors, settings."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gasloc_p2p.core.errors import (
+    ConfigError,
+    GaslocError,
+    IdentityError,
+    InviteError,
+    PortInUseError,
+    UnstableError,
+)
+from gasloc_p2p.core.manifest import Invite
+from gasloc_p2p.net.identity import Identity
+
+COMMANDS = ("testnet", "simulate", "start", "join", "bootstrap", "config")
+FAST = ("--rounds", "1", "--local-steps", "1", "--set", "data.validation_tokens=64")
+
+
+def gasloc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a `gasloc` command to its end."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("GASLOC_")}
+    return subprocess.run(
+        [sys.executable, "-m", "gasloc_p2p", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**clean, **environment},
+    )
+
+
+def assert_explained(
+    result: subprocess.CompletedProcess[str], kind: type[GaslocError], *words: str
+) -> None:
+    """Check for one clear error: what, why, fix, code; and no traceback."""
+    assert result.returncode == kind.exit_code, result.stderr
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("gasloc: ")
+    assert any(line.startswith("  why: ") for line in lines)
+    assert any(line.startswith("  fix: ") for line in lines)
+    assert kind.code in lines[-1]
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_help_imports_neither_torch_nor_hivemind() -> None:
+    program = (
+        "import sys\n"
+        "from gasloc_p2p.cli import app\n"
+        "try:\n"
+        "    app(['--help'])\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "heavy = {'torch', 'hivemind', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'imports {heavy}' if heavy else 0)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    for command in COMMANDS:
+        assert command in result.stdout
+    assert len(result.stdout.splitlines()) <= 24, "the help fits a screen"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = gasloc(command, "--help")
+    assert result.returncode == 0
+    assert len(result.stdout) > 200
+
+
+def test_the_version_is_shown() -> None:
+    result = gasloc("--version")
+    assert result.returncode == 0
+    assert result.stdout.strip() == "gasloc 0.1.0"
+
+
+def test_an_unknown_setting_names_the_nearest_one() -> None:
+    assert_explained(gasloc("simulate", "--set", "inner.lrr=1"), ConfigError, "'inner.lr'")
+    assert_explained(
+        gasloc("simulate", GASLOC_GOSSIP_TOPOLOGI="ring"), ConfigError, "'gossip.topology'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("inner.lr=-1", "greater than 0"),
+        ("gossip.topology=star", "'pairs'"),
+        ("run.rounds=many", "valid integer"),
+        ("run.id=a b", "pattern"),
+        ("inner.lr", "section.key=value"),
+    ],
+)
+def test_a_refused_value_says_what_is_accepted(setting: str, words: str) -> None:
+    assert_explained(gasloc("simulate", "--set", setting), ConfigError, words)
+
+
+def test_an_unstable_outer_step_is_refused_with_values_that_work() -> None:
+    result = gasloc("simulate", *FAST, "--set", "outer.momentum=0.99")
+    assert_explained(result, UnstableError)
+    forced = gasloc("simulate", *FAST, "--set", "outer.momentum=0.99", "--set", "outer.force=true")
+    assert forced.returncode == 0, forced.stderr
+
+
+def test_rules_for_comparison_run_in_the_simulator_only() -> None:
+    rule = ("--set", "outer.rule=lookahead", "--set", "outer.momentum=0.5")
+    assert gasloc("simulate", *FAST, *rule).returncode == 0
+    assert_explained(gasloc("testnet", *FAST, *rule), ConfigError, "simulator only")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hello", "not an invite"),
+        ("gasloc1-AAAA", "cut or mistyped"),
+        ("@/nowhere/invite", "/nowhere/invite"),
+    ],
+)
+def test_a_bad_invite_is_explained(text: str, words: str) -> None:
+    kind = ConfigError if text.startswith("@") else InviteError
+    assert_explained(gasloc("join", text), kind, words)
+
+
+def test_a_joiner_cannot_change_what_the_run_shares() -> None:
+    invite = Invite(run_id="r", bootstrap=("/ip4/127.0.0.1/tcp/1",), digest=bytes(32)).encode()
+    result = gasloc("join", invite, "--set", "outer.lr=0.1")
+    assert_explained(result, ConfigError, "outer.lr", "manifest")
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = gasloc(
+            "bootstrap",
+            *("--set", f"net.listen=/ip4/127.0.0.1/tcp/{port}"),
+            *("--set", f"node.home={tmp_path}"),
+        )
+    assert_explained(result, PortInUseError, str(port))
+
+
+def test_an_identity_in_use_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "identity"
+    held = Identity.load_or_create(file)
+    try:
+        result = gasloc("bootstrap", "--set", f"net.identity={file}")
+    finally:
+        held.close()
+    assert_explained(result, IdentityError, str(file), "in use")
+
+
+def test_settings_come_from_file_environment_and_options_in_this_order(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[run]\nrounds = 3\nseed = 3\n[inner]\nlr = 0.003\n")
+    result = gasloc(
+        *("config", "show", "--config", str(file), "--set", "run.rounds=5"), GASLOC_RUN_SEED="4"
+    )
+    assert "rounds = 5  (--set)" in result.stdout
+    assert "seed = 4  (environment)" in result.stdout
+    assert f"lr = 0.003  (file {file})" in result.stdout
+    assert "momentum = 0.9  (default)" in result.stdout
+
+
+def test_the_default_file_is_valid_and_holds_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "gasloc.toml"
+    assert gasloc("config", "init", str(file)).returncode == 0
+    assert gasloc("config", "check", str(file)).returncode == 0
+    assert_explained(gasloc("config", "init", str(file)), ConfigError, "there already")
+    enabled = "\n".join(
+        line.removeprefix("# ") if " = " in line else line for line in file.read_text().splitlines()
+    )
+    assert set(tomllib.loads(enabled)) >= {"run", "inner", "outer", "gossip", "net"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[run", "not valid TOML"), ("rounds = 3", "outside a section"), (None, "cannot read")],
+)
+def test_a_bad_file_is_explained(text: str | None, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    if text is not None:
+        file.write_text(text)
+    assert_explained(gasloc("config", "check", str(file)), ConfigError, words)
