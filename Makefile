@@ -25,10 +25,12 @@ testnet: $(INSTALLED)
 	$(BIN)/gasloc testnet --compare-solo --report testnet-report.json
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest tests/core --cov=gasloc_p2p.core --cov-branch --cov-fail-under=100
+	$(BIN)/python -m pytest --ignore=tests/core -m 'not slow'
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/core --cov=gasloc_p2p.core --cov-branch --cov-fail-under=100
+	$(BIN)/python -m pytest --ignore=tests/core
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -31,7 +31,6 @@ def run(
         report_path: where the report goes, None for nowhere.
         keep: folder for every peer's report and parameters, laid out as `gasloc testnet` does.
     """
-    solo_val_loss = solo_loss(config, peers=peers) if compare_solo else None
     display = make_display(
         config.display.mode,
         title=f"simulated run {config.run.id}: {peers} peers, {config.gossip.topology}",
@@ -40,6 +39,10 @@ def run(
     )
     with display:
         simulation = simulate(config, peers=peers, observe=display.observe)
+    solo_val_loss = None
+    if compare_solo:
+        display.say("training the same peers alone, for comparison")
+        solo_val_loss = solo_loss(config, peers=peers)
     report = msgspec.structs.replace(simulation.report, solo_val_loss=solo_val_loss)
     if keep is not None:
         for index, result in enumerate(simulation.results):

@@ -24,7 +24,7 @@ from gasloc_p2p.core.manifest import parse_invite
 from gasloc_p2p.display import Display, make_display
 from gasloc_p2p.founding import check_outer, require_node_rule
 from gasloc_p2p.net.identity import Identity
-from gasloc_p2p.node.events import Invitation, Online
+from gasloc_p2p.node.events import Invitation, Notice, Online
 from gasloc_p2p.node.report import PeerReport, peer_report
 from gasloc_p2p.node.result import REPORT_FILE, THETA_FILE, read_report, read_thetas
 from gasloc_p2p.report import SwarmReport, swarm_report
@@ -62,19 +62,18 @@ def run(
     """
     require_node_rule(config)
     check_outer(config)
+    display = make_display(
+        config.display.mode,
+        title=f"test swarm {config.run.id}: {peers} peers, {config.gossip.topology}",
+        peers=peers,
+        rounds=config.run.rounds,
+    )
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gasloc-")))
-        display = stack.enter_context(
-            make_display(
-                config.display.mode,
-                title=f"test swarm {config.run.id}: {peers} peers, {config.gossip.topology}",
-                peers=peers,
-                rounds=config.run.rounds,
-            )
-        )
         swarm = _Swarm(config, peers=peers, folder=folder.resolve(), display=display)
         began_s = time.monotonic()
-        run_until_asked(swarm.run, exit_with_stdin=config.node.exit_with_stdin)
+        with display:
+            run_until_asked(swarm.run, exit_with_stdin=config.node.exit_with_stdin)
         if swarm.interrupted:
             display.say("interrupted: every node has been ended")
             return INTERRUPTED_EXIT_CODE
@@ -83,8 +82,7 @@ def run(
         if compare_solo:
             display.say("training the same peers alone, for comparison")
             solo = solo_loss(config, peers=peers)
-        report = _report(config, swarm, wall_s, solo)
-        finish(report, display, report_path)
+        finish(_report(config, swarm, wall_s, solo), display, report_path)
         return _exit_code(swarm, display)
 
 
@@ -161,7 +159,8 @@ class _Swarm:
                 async for event in child.events():
                     if isinstance(event, kind):
                         return event
-                    if index is not None:
+                    # What a founder says of its invite concerns nobody in a test swarm.
+                    if index is not None and not isinstance(event, Notice):
                         self._display.observe(index, event)
         except TimeoutError:
             raise StartError(
