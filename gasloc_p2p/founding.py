@@ -55,7 +55,7 @@ def manifest_layer(manifest: Manifest) -> Layer:
     """Return a run's shared settings as a configuration layer.
 
     Raises:
-        ManifestError: it has sections or keys that are not shared in this version.
+        ManifestError: it has sections that are not shared in this version, or names two runs.
     """
     foreign = sorted(set(manifest.sections) - set(SHARED_SECTIONS))
     if foreign:
@@ -63,6 +63,12 @@ def manifest_layer(manifest: Manifest) -> Layer:
             f"the run's manifest has a section {foreign[0]!r} that no run shares",
             why="it was founded by another version, or was made to change this machine's settings",
             fix="do not join this run, or update gasloc-p2p if you trust the founder",
+        )
+    if manifest.sections.get("run", {}).get("id") != manifest.run_id:
+        raise ManifestError(
+            f"the run's manifest is not that of run {manifest.run_id}",
+            why="its settings name another run",
+            fix="do not join this run",
         )
     values = {
         f"{section}.{key}": value

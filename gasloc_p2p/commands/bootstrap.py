@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from gasloc_p2p.commands.arguments import read_addresses, remove_stale_file, write_text_file
 from gasloc_p2p.commands.home import home_of, open_identity
-from gasloc_p2p.commands.lifetime import run_until_asked
+from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.config import LoadedConfig
 from gasloc_p2p.display import make_display
 from gasloc_p2p.net.addresses import is_loopback
@@ -30,7 +28,7 @@ def bootstrap(loaded: LoadedConfig) -> None:
 
     remove_stale_file(config.node.address_file)
 
-    async def main(leave: asyncio.Event) -> None:
+    async def main(leave: Leave) -> None:
         identity = open_identity(config, home_of(config, "bootstrap"))
         net = config.net.model_copy(update={"bootstrap": read_addresses(config.net.bootstrap)})
         network = await Libp2pNetwork.create(identity, net, warn=display.say)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import uvloop
 
@@ -18,42 +18,58 @@ ORPHAN_GRACE_S = 10.0
 STDIN = 0
 
 
+class Leave(asyncio.Event):
+    """Set when the command shall end; knows whether anybody listens to it by now."""
+
+    listening = False
+
+    async def wait(self) -> Literal[True]:
+        """Wait until the command shall end; from now on that is up to the caller."""
+        self.listening = True
+        return await super().wait()
+
+
 def run_until_asked(
-    main: Callable[[asyncio.Event], Coroutine[Any, Any, T]], *, exit_with_stdin: bool = False
+    main: Callable[[Leave], Coroutine[Any, Any, T]], *, exit_with_stdin: bool = False
 ) -> T:
     """Run `main` on a fresh event loop; it gets an event that is set when it shall end.
 
-    The first SIGINT or SIGTERM sets the event, the second ends the process at once. p2pd notices
-    by itself when its node is gone.
+    The first SIGINT or SIGTERM sets the event, and cancels `main` if it does not listen to it yet.
+    The second ends the process at once; p2pd notices by itself when its node is gone.
 
     Args:
         main: takes the event and ends soon after it is set.
         exit_with_stdin: also end when standard input is closed, that is when the parent is gone.
+
+    Raises:
+        SystemExit: `main` was cancelled before it listened.
     """
 
     async def supervised() -> T:
-        leave = asyncio.Event()
-        _on_signals(leave)
+        loop, leave, itself = asyncio.get_running_loop(), Leave(), asyncio.current_task()
+        assert itself is not None
+
+        def ask() -> None:
+            if leave.is_set():
+                os._exit(INTERRUPTED_EXIT_CODE)
+            leave.set()
+            if not leave.listening:
+                itself.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ask)
         if exit_with_stdin:
-            _watch_stdin(asyncio.get_running_loop(), leave)
+            _watch_stdin(loop, ask)
         return await main(leave)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(supervised())
+        try:
+            return runner.run(supervised())
+        except asyncio.CancelledError:
+            raise SystemExit(INTERRUPTED_EXIT_CODE) from None
 
 
-def _on_signals(leave: asyncio.Event) -> None:
-    def asked() -> None:
-        if leave.is_set():
-            os._exit(INTERRUPTED_EXIT_CODE)
-        leave.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked)
-
-
-def _watch_stdin(loop: asyncio.AbstractEventLoop, leave: asyncio.Event) -> None:
+def _watch_stdin(loop: asyncio.AbstractEventLoop, ask: Callable[[], None]) -> None:
     """Follow standard input in a thread, so that even a blocked event loop cannot outlive it."""
 
     def watch() -> None:
@@ -61,7 +77,7 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop, leave: asyncio.Event) -> None:
         while os.read(STDIN, 1024):
             pass
         try:
-            loop.call_soon_threadsafe(leave.set)
+            loop.call_soon_threadsafe(ask)
         except RuntimeError:
             return
         threading.Event().wait(ORPHAN_GRACE_S)

@@ -17,7 +17,7 @@ from gasloc_p2p.commands.arguments import (
     write_text_file,
 )
 from gasloc_p2p.commands.home import home_of, open_identity
-from gasloc_p2p.commands.lifetime import run_until_asked
+from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
 from gasloc_p2p.core.errors import ConfigError, ManifestError
 from gasloc_p2p.core.manifest import (
@@ -77,7 +77,7 @@ def start(loaded: LoadedConfig) -> None:
     manifest = found(config, now_s=time.time())
     remove_stale_file(config.node.invite_file)
 
-    async def main(leave: asyncio.Event) -> None:
+    async def main(leave: Leave) -> None:
         display = make_display(
             config.display.mode, title=f"run {config.run.id}", peers=1, rounds=config.run.rounds
         )
@@ -113,11 +113,16 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
     invite = parse_invite(read_argument(invite_text))
     own = load(_local_only(layers)).config
 
-    async def main(leave: asyncio.Event) -> None:
-        # The manifest is needed for everything that is worth showing, so it is fetched first.
-        notices: list[Event] = []
+    async def main(leave: Leave) -> None:
+        # Until the manifest is here, nobody knows how many rounds a live table would have.
+        early = make_display(
+            "json" if own.display.mode == "json" else "plain", title="", peers=1, rounds=0
+        )
+        early.say(f"joining run {invite.run_id}")
         bootstrap = tuple(dict.fromkeys(invite.bootstrap + own.net.bootstrap))
-        online = _Online(own, bootstrap=bootstrap, observe=notices.append, run_id=invite.run_id)
+        online = _Online(
+            own, bootstrap=bootstrap, observe=_only_peer(early.observe), run_id=invite.run_id
+        )
         async with online as network:
             manifest = await _fetch_manifest(network, invite)
             config = load([manifest_layer(manifest), *layers]).config
@@ -129,10 +134,7 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
                 rounds=config.run.rounds,
             )
             with display:
-                observe = _only_peer(display.observe)
-                for event in notices:
-                    observe(event)
-                await _train(config, manifest, network, observe, leave)
+                await _train(config, manifest, network, _only_peer(display.observe), leave)
 
     run_until_asked(main, exit_with_stdin=own.node.exit_with_stdin)
 
@@ -229,7 +231,7 @@ async def _train(
     manifest: Manifest,
     network: Libp2pNetwork,
     observe: Observer,
-    leave: asyncio.Event,
+    leave: Leave,
 ) -> None:
     compute = ThreadCompute()
     torch.set_num_threads(config.node.threads)

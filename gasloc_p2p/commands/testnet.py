@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gasloc_p2p.commands.child import Child
-from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, run_until_asked
+from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, Leave, run_until_asked
 from gasloc_p2p.commands.simulate import finish, solo_loss
 from gasloc_p2p.config import SHARED_SECTIONS, Config, to_toml
 from gasloc_p2p.core.errors import StartError
@@ -102,7 +102,7 @@ class _Swarm:
         """Return the home of a node."""
         return self._folder / f"peer-{index}"
 
-    async def run(self, leave: asyncio.Event) -> None:
+    async def run(self, leave: Leave) -> None:
         """Run the swarm to its end, or until `leave` is set."""
         async with asyncio.TaskGroup() as tasks:
             living = tasks.create_task(self._life())
