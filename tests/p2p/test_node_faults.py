@@ -19,7 +19,7 @@ PACES = {
         "pace.mode=seconds",
         "pace.period_s=2.5",
         "pace.exchange_budget_s=1",
-        "pace.start_delay_s=25",
+        "pace.start_delay_s=30",
     ),
 }
 
@@ -69,7 +69,10 @@ async def test_a_killed_peer_leaves_every_roster_at_the_same_round(tmp_path: Pat
 async def test_two_runs_on_one_bootstrap_do_not_disturb_each_other(tmp_path: Path) -> None:
     async with real_swarm(tmp_path) as swarm:
         entry = await swarm.bootstrap()
-        runs = [await swarm.nodes_of_run(name, entry, 2) for name in ("blue", "green")]
+        runs = [
+            await swarm.nodes_of_run(name, entry, 2, "pace.edge_floor_s=20")
+            for name in ("blue", "green")
+        ]
         for run in runs:
             assert [await node.ended() for node in run] == [0, 0]
     for run in runs:

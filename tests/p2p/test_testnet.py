@@ -145,7 +145,9 @@ async def test_twenty_simultaneous_starts_of_four_peers_make_one_swarm_each(
         folder.mkdir()
         async with real_swarm(folder) as swarm:
             entry = await swarm.bootstrap()
-            nodes = await swarm.nodes_of_run("start", entry, 4, "run.rounds=2")
+            nodes = await swarm.nodes_of_run(
+                "start", entry, 4, "run.rounds=2", "pace.edge_floor_s=20"
+            )
             async with asyncio.TaskGroup() as tasks:
                 codes = [tasks.create_task(node.ended()) for node in nodes]
             assert [code.result() for code in codes] == [0] * 4
