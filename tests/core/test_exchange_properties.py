@@ -64,20 +64,20 @@ class Side:
     flip_bit: int | None = None
     inbox: bytearray = field(default_factory=bytearray)
     arrived: int = 0
-    todo: list[str] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     after_end: bytearray = field(default_factory=bytearray)
 
     def take(self, events: list[Event]) -> None:
         self.events += events
-        self.todo += ["encode" for event in events if isinstance(event, PartnerHello)]
-        self.todo += ["decode" for event in events if isinstance(event, CodesReceived)]
+        self.pending += ["encode" for event in events if isinstance(event, PartnerHello)]
+        self.pending += ["decode" for event in events if isinstance(event, CodesReceived)]
 
     def work(self) -> None:
         """Do one thing that the caller has to do."""
-        if not self.todo:
+        if not self.pending:
             return
-        if self.todo.pop(0) == "encode":
+        if self.pending.pop(0) == "encode":
             self.exchange.send_codes(self.own_codes)
         else:
             self.take(self.exchange.accept())
@@ -139,7 +139,7 @@ def settle(a: Side, b: Side) -> None:
     while True:
         before = (a.exchange.bytes_sent, b.exchange.bytes_sent, len(a.events), len(b.events))
         # What the last work of a pass makes ready to send is only sent in the next one.
-        had_work = bool(a.todo or b.todo)
+        had_work = bool(a.pending or b.pending)
         for action in range(6):
             step(a, b, action, 2**20)
         after = (a.exchange.bytes_sent, b.exchange.bytes_sent, len(a.events), len(b.events))
