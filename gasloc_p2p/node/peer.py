@@ -42,7 +42,7 @@ class Peer:
     Attributes:
         theta: parameters at the start of the round, [P] fp32 on the CPU.
         memory: the outer rule's state.
-        transfer_s: longest recent transfer over an edge, in seconds, partner's delay excluded.
+        transfer_s: seconds that the last edge took from the partner's Hello to its end.
     """
 
     def __init__(
