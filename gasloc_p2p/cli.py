@@ -49,6 +49,12 @@ Topology = Annotated[
     str | None,
     typer.Option(help="Who exchanges: pairs, ring, complete, cycle, none. [default: pairs]"),
 ]
+AlgorithmName = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="gasloc, diloco, dadam, local-dadam or noloco (docs/design.md)."
+    ),
+]
 Codec = Annotated[str | None, typer.Option(help="none (fp32) or bf16. [default: none]")]
 LocalSteps = Annotated[
     int | None, typer.Option(help="Inner steps of each peer in a round. [default: 30]")
@@ -92,6 +98,7 @@ def _all_commands(
 def run_testnet(
     peers: Peers = 4,
     rounds: Rounds = None,
+    algorithm: AlgorithmName = "gasloc",
     topology: Topology = None,
     codec: Codec = None,
     local_steps: LocalSteps = None,
@@ -110,7 +117,7 @@ def run_testnet(
     Ctrl-C ends all of them.
     """
     loaded = _swarm_config(
-        peers, config, set_, rounds, topology, codec, local_steps, seed, run_id="testnet"
+        peers, config, set_, algorithm, rounds, topology, codec, local_steps, seed
     )
     from gasloc_p2p.commands import testnet as command
 
@@ -128,6 +135,7 @@ def run_testnet(
 def simulate(
     peers: Peers = 4,
     rounds: Rounds = None,
+    algorithm: AlgorithmName = "gasloc",
     topology: Topology = None,
     codec: Codec = None,
     local_steps: LocalSteps = None,
@@ -145,7 +153,7 @@ def simulate(
     thread the parameters come out equal to those of `gasloc testnet`, bit for bit.
     """
     loaded = _swarm_config(
-        peers, config, set_, rounds, topology, codec, local_steps, seed, run_id="testnet"
+        peers, config, set_, algorithm, rounds, topology, codec, local_steps, seed
     )
     from gasloc_p2p.commands import simulate as command
 
@@ -246,15 +254,15 @@ def _swarm_config(
     peers: int,
     file: Path | None,
     assignments: Sequence[str] | None,
+    algorithm: str,
     rounds: int | None,
     topology: str | None,
     codec: str | None,
     local_steps: int | None,
     seed: int | None,
-    *,
-    run_id: str,
 ) -> LoadedConfig:
     """Merge the options that `testnet` and `simulate` share with all other settings."""
+    from gasloc_p2p.algorithms import load_algorithm
     from gasloc_p2p.config import Layer
 
     options = {
@@ -265,12 +273,12 @@ def _swarm_config(
         "inner.local_steps": local_steps,
     }
     layers = [
-        Layer(name="default", values={"run.id": run_id}),
+        Layer(name="default", values={"run.id": "testnet"}),
         *_layers(file, assignments),
         Layer(name="option", values={k: v for k, v in options.items() if v is not None}),
         Layer(name="option --peers", values={"run.initial_peers": peers}),
     ]
-    return _load(layers)
+    return load_algorithm(algorithm, layers)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from gasloc_p2p.core.manifest import Manifest
 from gasloc_p2p.core.pace import Pace, SecondsPace, StepsPace
 from gasloc_p2p.core.stability import check_stability
 
-NODE_RULES = ("nesterov", "local")
+NODE_RULES = ("nesterov", "local", "dadam", "noloco")
 
 
 def found(config: Config, *, now_s: float) -> Manifest:

@@ -46,9 +46,12 @@ class RunConfig(Section):
 class OuterConfig(Section):
     """The outer step that each peer applies to its own parameters."""
 
-    rule: Literal["nesterov", "local", "lookahead", "post-mix", "printed"] = Field(
-        default="nesterov",
-        description="Outer rule. Nodes run nesterov and local; the simulator runs all of them.",
+    rule: Literal["nesterov", "local", "lookahead", "post-mix", "printed", "dadam", "noloco"] = (
+        Field(
+            default="nesterov",
+            description="Outer rule. Nodes run nesterov, local, dadam and noloco; the simulator "
+            "runs all of them.",
+        )
     )
     lr: float = Field(default=0.7, gt=0, le=10, description="Outer learning rate, eta.")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Outer momentum, gamma.")

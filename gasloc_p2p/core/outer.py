@@ -39,9 +39,11 @@ class OuterRule(ABC):
         lr: eta.
         momentum: gamma.
         name: the rule's name in a configuration.
+        vectors: how many vectors as long as theta `outgoing` consists of.
     """
 
     name: ClassVar[str]
+    vectors: ClassVar[int] = 1
 
     lr: float
     momentum: float
@@ -52,7 +54,7 @@ class OuterRule(ABC):
 
     @abstractmethod
     def outgoing(self, theta_start: Tensor, theta_h: Tensor, state: OuterState) -> Tensor:
-        """Return what this peer contributes to the mix.
+        """Return what this peer contributes to the mix, `vectors` times as long as theta.
 
         Args:
             theta_start: parameters at the start of the round.
@@ -197,8 +199,59 @@ class Printed(OuterRule):
         return torch.add(mixed, y - state.memory, alpha=self.momentum), OuterState(memory=y)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptThenAdd(OuterRule):
+    """Mix the start of the round and add the own progress: theta' = W theta + g (DAdam).
+
+    lr and momentum are not used, and the memory stays zero. With one local step this is DAdam,
+    with more Local-DAdam: AdamW moves the unmixed parameters, and the moments stay local.
+    Source: docs/design.md section 2, baselines.
+    """
+
+    name: ClassVar[str] = "dadam"
+
+    def initial(self, theta: Tensor) -> OuterState:
+        return OuterState(memory=torch.zeros_like(theta))
+
+    def outgoing(self, theta_start: Tensor, theta_h: Tensor, state: OuterState) -> Tensor:
+        return theta_start
+
+    def step(
+        self, theta_start: Tensor, theta_h: Tensor, mixed: Tensor, state: OuterState
+    ) -> tuple[Tensor, OuterState]:
+        theta = mixed + (theta_h - theta_start)
+        return theta, OuterState(memory=torch.zeros_like(theta_start))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoLoCo(OuterRule):
+    """Average pseudo-gradients and parameters over the edge, with momentum that pulls together.
+
+    m' = gamma m + eta W g + eta (W theta - theta); theta' = theta + m'. Both theta and g travel,
+    so an exchange carries twice the bytes. The memory is m, zero at first.
+    Source: docs/design.md section 2, baselines.
+    """
+
+    name: ClassVar[str] = "noloco"
+    vectors: ClassVar[int] = 2
+
+    def initial(self, theta: Tensor) -> OuterState:
+        return OuterState(memory=torch.zeros_like(theta))
+
+    def outgoing(self, theta_start: Tensor, theta_h: Tensor, state: OuterState) -> Tensor:
+        return torch.cat((theta_start, theta_h - theta_start), dim=-1)
+
+    def step(
+        self, theta_start: Tensor, theta_h: Tensor, mixed: Tensor, state: OuterState
+    ) -> tuple[Tensor, OuterState]:
+        mean_theta, mean_gradient = mixed.tensor_split(2, dim=-1)
+        pull = (mean_theta - theta_start).add_(mean_gradient)
+        momentum = torch.add(pull.mul_(self.lr), state.memory, alpha=self.momentum)
+        return theta_start + momentum, OuterState(memory=momentum)
+
+
 _RULES: dict[str, type[OuterRule]] = {
-    rule.name: rule for rule in (Nesterov, Local, Lookahead, PostMix, Printed)
+    rule.name: rule for rule in (Nesterov, Local, Lookahead, PostMix, Printed, AdaptThenAdd, NoLoCo)
 }
 
 RULE_NAMES: tuple[str, ...] = tuple(_RULES)

@@ -200,10 +200,20 @@ def _printed(_eta: float, gamma: float) -> tuple[Rows, Rows]:
     return ((gamma, -gamma), (1, 0)), ((1, 0), (0, 0))
 
 
+def _dadam(_eta: float, _gamma: float) -> tuple[Rows, Rows]:
+    return ((0, 0), (0, 0)), ((1, 0), (0, 0))
+
+
+def _noloco(eta: float, gamma: float) -> tuple[Rows, Rows]:
+    return ((1 - eta, gamma), (-eta, gamma)), ((eta, 0), (eta, 0))
+
+
 _COEFFICIENTS: dict[str, Callable[[float, float], tuple[Rows, Rows]]] = {
     "nesterov": _nesterov,
     "local": _local,
     "lookahead": _lookahead,
     "post-mix": _post_mix,
     "printed": _printed,
+    "dadam": _dadam,
+    "noloco": _noloco,
 }

@@ -124,6 +124,7 @@ class Peer:
 
     def hello(self, t: int, partner: PeerId | None, roster_digest: bytes, scales: bytes) -> Hello:
         """What this peer says first on an edge of round t."""
+        rule = self.closing_rule if self.is_closing(t) else self.rule
         return Hello(
             protocol_min=PROTOCOL_VERSION,
             protocol_max=PROTOCOL_VERSION,
@@ -133,7 +134,7 @@ class Peer:
             round=t,
             roster_digest=roster_digest,
             codec=self.codec.name,
-            code_bytes=self.codec.code_bytes(self.learner.parameters_view.schema.elements),
+            code_bytes=self.codec.code_bytes(rule.vectors * self.theta.numel()),
             chunk_bytes=self.config.gossip.chunk_bytes,
             scales=scales,
             unconfirmed=tuple(self._unconfirmed.get(partner, ())) if partner else (),

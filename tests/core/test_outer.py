@@ -33,6 +33,8 @@ def scalar(value: float) -> Tensor:
         ("post-mix", 1.1, 4.25, 3.0),
         # 3 + .5 (1.1 - .5)
         ("printed", 1.1, 3.3, 1.1),
+        # 3 + (2 - 1)
+        ("dadam", 1.0, 4.0, 0.0),
     ],
 )
 def test_one_round_by_hand(name: str, outgoing: float, theta: float, memory: float) -> None:
@@ -44,7 +46,21 @@ def test_one_round_by_hand(name: str, outgoing: float, theta: float, memory: flo
     assert kept.memory.item() == pytest.approx(memory, rel=1e-15)
 
 
-@pytest.mark.parametrize("name", RULE_NAMES)
+def test_one_round_of_noloco_by_hand() -> None:
+    rule = outer_rule("noloco", lr=0.1, momentum=0.5)
+    start, end, state = scalar(1.0), scalar(2.0), OuterState(memory=scalar(0.5))
+    assert rule.outgoing(start, end, state).tolist() == [1.0, 1.0]
+    # mean phi = 3, mean g = 4: m' = .25 + .1 x 4 + .1 (3 - 1)
+    mixed = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    stepped, kept = rule.step(start, end, mixed, state)
+    assert kept.memory.item() == pytest.approx(0.85, rel=1e-15)
+    assert stepped.item() == pytest.approx(1.85, rel=1e-15)
+
+
+NESTEROV_LIKE = [name for name in RULE_NAMES if name not in ("dadam", "noloco")]
+
+
+@pytest.mark.parametrize("name", NESTEROV_LIKE)
 @given(
     lr=st.floats(0.01, 2.0),
     momentum=st.floats(0.0, 0.99),
@@ -74,13 +90,15 @@ def test_a_peer_alone_takes_torch_nesterov_steps(
 @pytest.mark.parametrize("name", RULE_NAMES)
 def test_dtype_is_kept_and_arguments_are_left_alone(name: str, dtype: torch.dtype) -> None:
     rule = outer_rule(name, lr=0.7, momentum=0.9)
-    start, end, mixed, memory = torch.randn(4, 6, dtype=dtype).unbind()
+    start, end, memory = torch.randn(3, 6, dtype=dtype).unbind()
+    mixed = torch.randn(6 * rule.vectors, dtype=dtype)
     before = [tensor.clone() for tensor in (start, end, mixed, memory)]
     state = OuterState(memory=memory)
     outgoing = rule.outgoing(start, end, state)
     theta, kept = rule.step(start, end, mixed, state)
-    for result in (outgoing, theta, kept.memory, rule.initial(start).memory):
-        assert result.dtype == dtype
+    assert outgoing.shape == mixed.shape
+    for result in (theta, kept.memory, rule.initial(start).memory):
+        assert result.dtype == outgoing.dtype == dtype
         assert result.shape == start.shape
     for tensor, expected in zip((start, end, mixed, memory), before, strict=True):
         torch.testing.assert_close(tensor, expected, rtol=0, atol=0)
@@ -89,7 +107,8 @@ def test_dtype_is_kept_and_arguments_are_left_alone(name: str, dtype: torch.dtyp
 @pytest.mark.parametrize("name", RULE_NAMES)
 def test_the_memory_shares_nothing_with_the_parameters(name: str) -> None:
     rule = outer_rule(name, lr=0.7, momentum=0.9)
-    start, end, mixed = torch.randn(3, 6).unbind()
+    start, end = torch.randn(2, 6).unbind()
+    mixed = torch.randn(6 * rule.vectors)
     state = rule.initial(start)
     _, kept = rule.step(start, end, mixed, state)
     expected = [state.memory.clone(), kept.memory.clone()]
@@ -99,7 +118,8 @@ def test_the_memory_shares_nothing_with_the_parameters(name: str) -> None:
 
 
 def test_rules_are_found_by_name_and_frozen() -> None:
-    assert RULE_NAMES == ("nesterov", "local", "lookahead", "post-mix", "printed")
+    assert RULE_NAMES[0] == "nesterov", "the default comes first"
+    assert len(set(RULE_NAMES)) == 7
     for name in RULE_NAMES:
         rule = outer_rule(name, lr=0.7, momentum=0.9)
         assert (rule.name, rule.lr, rule.momentum) == (name, 0.7, 0.9)

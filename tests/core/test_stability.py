@@ -144,7 +144,9 @@ def test_the_map_is_what_the_rule_does(rule: str) -> None:
     torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
     # Peers that agree on theta and start afresh stay where they are.
     theta = torch.randn(5, dtype=torch.float64).expand(7, 5)
-    rest, _ = outer.step(theta, theta, matrix @ theta, outer.initial(theta))
+    fresh = outer.initial(theta)
+    mixed = matrix @ outer.outgoing(theta, theta, fresh)
+    rest, _ = outer.step(theta, theta, mixed, fresh)
     torch.testing.assert_close(rest, theta, rtol=1e-12, atol=1e-12)
 
 
