@@ -14,7 +14,19 @@ from gasloc_p2p.core.types import PeerId
 LEASE_ROUNDS: Final = 4
 """The most rounds that a record may reach past the round in which it was signed."""
 
+RECORD_TTL_S: Final = 3600.0
+"""Seconds from signing a record to its expiration.
+
+The lease, in rounds, says who takes part. The store merely has to outlive it, but not by so much
+that a newcomer finds crowds of peers that left long ago.
+"""
+
 MAX_RECORD_BYTES: Final = 1024
+SILENCE_S: Final = 20.0
+SILENCE_CYCLES: Final = 8
+FIRST_SILENCE_S: Final = 300.0
+"""A peer is silent after this long; the last is for those that do not know their cycle yet."""
+
 MAX_EVERY: Final = 1024
 MAX_COUNT: Final = 2**53
 """Bound of every round and sequence number: the largest that any JSON reader keeps exact."""
@@ -80,6 +92,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     phase: Count = 0
     cycle_s: float
     expires_at: float
+
+    @property
+    def is_goodbye(self) -> bool:
+        """Whether the peer has cut its lease short because it leaves."""
+        return self.lease_until - self.signed_round < LEASE_ROUNDS
+
+    def is_silent(self, now_s: float) -> bool:
+        """Whether the peer is overdue at `now_s` (unix seconds); live peers renew every round.
+
+        A record that claims to have been signed far in the future counts as silent too.
+        """
+        age_s = now_s - (self.expires_at - RECORD_TTL_S)
+        patience_s = SILENCE_S + SILENCE_CYCLES * self.cycle_s if self.cycle_s else FIRST_SILENCE_S
+        return not -SILENCE_S <= age_s <= patience_s
 
 
 class _SignedRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

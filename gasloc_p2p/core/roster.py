@@ -86,6 +86,7 @@ class RosterBook:
         self._run_id = run_id
         self._own = own
         self._own_round = 0
+        self._now_s: float | None = None
         self._published: _Kept | None = None
         self._known: dict[PeerId, _Kept] = {}
         self._ahead: dict[PeerId, _Kept] = {}
@@ -186,17 +187,23 @@ class RosterBook:
         )
 
     def swarm_round(self) -> int | None:
-        """Estimate the round that the others are in; None when no live record of theirs is known.
+        """Estimate the round that the others are in; None when no other live peer is known.
 
         The lower median of `signed_round` over the newest record of every other peer: any minority
         of liars leaves it between two values told by honest peers. Ours does not count, or of two
-        peers the one that fell behind would never see that it did. Records whose lease ended
-        before our own round do not count, or the many who left would hold back the few who stay.
+        peers the one that fell behind would never see that it did. Peers that said goodbye, that
+        are silent, or whose lease ended before our own round do not count, or those who left would
+        hold back the few who stay.
         """
         newest = {**self._known, **self._ahead}
         newest.pop(self._own, None)
-        records = [kept.record for kept in newest.values()]
-        rounds = [r.signed_round for r in records if r.lease_until >= self._own_round]
+        rounds = [
+            record.signed_round
+            for record in (kept.record for kept in newest.values())
+            if record.lease_until >= self._own_round
+            and not record.is_goodbye
+            and not (self._now_s is not None and record.is_silent(self._now_s))
+        ]
         return statistics.median_low(rounds) if rounds else None
 
     def founders(self) -> int:
@@ -221,7 +228,8 @@ class RosterBook:
         return statistics.median_low([s for s in told if s > 0] or [0.0])
 
     def expire(self, now_s: float) -> None:
-        """Forget the records that are void at `now_s` (unix seconds); frozen views stay."""
+        """Note the time (unix seconds) and forget the records that are void; frozen views stay."""
+        self._now_s = now_s
         for records in (self._known, self._ahead):
             for peer in [p for p, k in records.items() if k.record.expires_at < now_s]:
                 del records[peer]

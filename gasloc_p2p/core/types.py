@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 PeerId: TypeAlias = str
 """Base58 text of a libp2p peer id; compares and sorts as text."""
@@ -25,6 +25,10 @@ class EdgeKind(enum.StrEnum):
     CORRUPT = "corrupt"
     NOT_PARTNER = "not_partner"
     LOST = "lost"
+
+
+MIXED_KINDS: Final = (EdgeKind.APPLIED, EdgeKind.ASYMMETRIC)
+"""Ends of an edge after which the partner's parameters are mixed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,4 +63,4 @@ class EdgeOutcome:
     @property
     def mixes(self) -> bool:
         """Whether the partner's parameters take part in this round's mix."""
-        return self.kind in (EdgeKind.APPLIED, EdgeKind.ASYMMETRIC)
+        return self.kind in MIXED_KINDS

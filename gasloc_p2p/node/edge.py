@@ -15,7 +15,7 @@ from gasloc_p2p.core.exchange import (
     PartnerRecords,
 )
 from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
-from gasloc_p2p.core.types import BytesLike, EdgeKind, EdgeOutcome, PeerId
+from gasloc_p2p.core.types import MIXED_KINDS, BytesLike, EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import Hello, RefuseCode
 
 READ_BYTES = 262_144
@@ -80,7 +80,7 @@ async def run_edge(
             await pump.stream.aclose()
     ended = pump.ended
     assert ended is not None
-    mixes = ended.kind in (EdgeKind.APPLIED, EdgeKind.ASYMMETRIC)
+    mixes = ended.kind in MIXED_KINDS
     now_s = loop.time()
     return EdgeOutcome(
         partner=partner,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from gasloc_p2p.core.errors import IdentityError
 from gasloc_p2p.core.records import (
+    RECORD_TTL_S,
     Reachability,
     Record,
     RecordError,
@@ -16,12 +17,10 @@ from gasloc_p2p.core.records import (
 from gasloc_p2p.core.roster import GOODBYE_ROUNDS, Roster, RosterBook, Verdict
 from gasloc_p2p.core.substrate import Clock, Network
 
-RECORD_TTL_S = 3600.0
-"""The lease, in rounds, says who takes part; the store merely has to outlive it, but not by so
-much that a newcomer finds crowds of peers that left long ago."""
-
 STORE_DEADLINE_S = 5.0
 POLL_S = 0.25
+TWIN_WATCH_S = 2.0
+TWIN_WATCH_LIMIT_S = 30.0
 
 
 class Membership:
@@ -43,6 +42,7 @@ class Membership:
         self._expires_at = 0.0
         self._round = 0
         self._announced = False
+        self._left_behind: Record | None = None
         self.book = RosterBook(run_id=run_id, own=network.peer_id)
 
     async def announce(self, round: int, *, first_round: int) -> None:
@@ -112,19 +112,35 @@ class Membership:
             if verdict is Verdict.OWN_IDENTITY_ELSEWHERE:
                 self._meet_own_record(record)
 
+    async def refuse_twin(self) -> None:
+        """Make sure that nobody else is in the swarm with this identity, before announcing it.
+
+        A live record of our own may be what an earlier process left; it is another process if it
+        is renewed while we watch.
+
+        Raises:
+            IdentityError: another process publishes records with this peer's identity.
+        """
+        left = self._left_behind
+        if left is None or left.is_goodbye or left.is_silent(self._clock.unix_s()):
+            return
+        until_s = self._clock.unix_s() + min(TWIN_WATCH_S + 2 * left.cycle_s, TWIN_WATCH_LIMIT_S)
+        while self._clock.unix_s() < until_s:
+            await asyncio.sleep(POLL_S)
+            await self.refresh()
+            if self._left_behind is not None and self._left_behind.seq > left.seq:
+                raise _identity_in_use(left)
+
     def _meet_own_record(self, record: Record) -> None:
         """Take a record of our own that this process did not publish for what it is.
 
         Before the first announcement it is what an earlier process left; its seq is surpassed.
         """
         if self._announced:
-            raise IdentityError(
-                f"identity {record.peer_id} is in use by another process",
-                why="a newer record in the swarm carries this peer's own signature",
-                fix="stop the other process, or give this node an identity of its own with "
-                "--set net.identity=FILE",
-            )
+            raise _identity_in_use(record)
+        self._left_behind = record
         self._seq = max(self._seq, record.seq)
+        self._expires_at = max(self._expires_at, record.expires_at)
 
     def roster(self, round: int) -> Roster:
         """Return who takes part in `round`."""
@@ -149,3 +165,12 @@ class Membership:
         while not ready():
             await asyncio.sleep(POLL_S)
             await self.refresh()
+
+
+def _identity_in_use(record: Record) -> IdentityError:
+    return IdentityError(
+        f"identity {record.peer_id} is in use by another process",
+        why="newer records in the swarm carry this peer's own signature",
+        fix="stop the other process, or give this node an identity of its own with "
+        "--set net.identity=FILE",
+    )

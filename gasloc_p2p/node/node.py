@@ -16,6 +16,7 @@ from gasloc_p2p.core.pace import Pace, RoundPhase
 from gasloc_p2p.core.records import Verify
 from gasloc_p2p.core.roster import JOIN_ROUNDS
 from gasloc_p2p.core.substrate import Clock, Compute, Network
+from gasloc_p2p.core.types import MIXED_KINDS
 from gasloc_p2p.node.events import (
     Jumped,
     Left,
@@ -128,9 +129,7 @@ class Node:
             began_s = loop.time()
             report = await self._round_while_announced()
             peer.note_cycle(loop.time() - began_s - report.wait_s)
-            following = peer.pace.next_round(
-                self._round, self._membership.swarm_round(), peer.clock.unix_s()
-            )
+            following = self._round_after(report)
             if not report.closing:
                 await self._validate(self._round, last=peer.is_closing(following))
             self._reports.append(report)
@@ -138,6 +137,16 @@ class Node:
             if following > self._round + 1:
                 self._observe(Jumped(from_round=self._round, to_round=following))
             self._round = following
+
+    def _round_after(self, report: RoundReport) -> int:
+        """Return the next round; only a peer that its partners left behind skips any.
+
+        Where every edge worked this peer is where its partners are, however far others have run
+        ahead among themselves; to follow those would leave the partners behind.
+        """
+        kept_up = bool(report.edges) and all(edge.kind in MIXED_KINDS for edge in report.edges)
+        swarm_round = None if kept_up else self._membership.swarm_round()
+        return self._peer.pace.next_round(self._round, swarm_round, self._peer.clock.unix_s())
 
     async def _round_while_announced(self) -> RoundReport:
         """Run a round while the lease is renewed; a sick record store holds it up only briefly."""
@@ -161,6 +170,7 @@ class Node:
         membership = self._membership
         await self._keep_manifest()
         await membership.refresh()
+        await membership.refuse_twin()
         current = self._current_round()
         if current == 0:
             await membership.announce(0, first_round=0)
@@ -209,18 +219,22 @@ class Node:
     async def _join_late(self, current: int) -> int:
         """Take over a donor's parameters and start with everybody else a few rounds from here."""
         membership, peer = self._membership, self._peer
-        first_round = current + JOIN_ROUNDS
-        self._observe(
-            Waiting(reason=f"the swarm is in round {current}, this peer joins at {first_round}")
-        )
-        peer.inbox.start_at(first_round)
-        await membership.announce(current, first_round=first_round)
-        await self._stay_announced_until(first_round)
+        first_round = -1
+        # Whoever has just left can make the swarm look slower than it is, until it counts no more.
+        while first_round < current - 1:
+            first_round = current + JOIN_ROUNDS
+            self._observe(
+                Waiting(reason=f"the swarm is in round {current}, this peer joins at {first_round}")
+            )
+            peer.inbox.start_at(first_round)
+            await membership.announce(current, first_round=first_round)
+            await self._stay_announced_until(first_round)
+            current = self._current_round()
         state = await fetch_state(
             network=self._network,
             compute=peer.compute,
             request=self._request,
-            donors=[p for p in membership.roster(first_round).peers if p != peer.id],
+            donors=[p for p in membership.roster(current).peers if p != peer.id],
             elements=peer.learner.parameters_view.schema.elements,
             deadline_s=self._config.pace.edge_ceiling_s,
         )

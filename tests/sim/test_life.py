@@ -151,6 +151,33 @@ def test_a_late_joiner_takes_over_the_swarms_parameters_and_takes_part(pace: str
     assert first.train_loss < before.train_loss + 0.5, "it starts from a donor's parameters"
 
 
+@pytest.mark.parametrize("goodbye", [True, False])
+def test_a_newcomer_joins_the_one_that_others_left_alone(goodbye: bool) -> None:
+    config = quick_config(*PACES["steps"], "run.initial_peers=2", "run.rounds=80")
+
+    async def main() -> tuple[SimulatedPeer, SimulatedPeer]:
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            survivor, other = [SimulatedPeer(network, config, index) for index in (0, 1)]
+            tasks.create_task(survivor.run())
+            running = tasks.create_task(other.run())
+            await other.reached(4)
+            if goodbye:
+                other.leave.set()
+            else:
+                running.cancel()
+                await other.network.aclose()
+            await survivor.reached(12)
+            newcomer = SimulatedPeer(network, config, 2)
+            tasks.create_task(newcomer.run())
+        return survivor, newcomer
+
+    survivor, newcomer = in_virtual_time(main)
+    first = newcomer.of(RoundStarted)[0].round
+    # A peer that is merely silent counts for up to 20 s and 8 of its rounds of 1 s.
+    assert 12 + 3 <= first <= (12 + 4 if goodbye else 12 + 28)
+    assert survivor.edges_by_round()[first + 1] == ["applied"]
+
+
 def test_a_second_process_with_the_same_identity_is_noticed() -> None:
     config = quick_config("run.initial_peers=2", *PACES["steps"])
 
