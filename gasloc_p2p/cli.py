@@ -70,7 +70,10 @@ Report = Annotated[
 ]
 Keep = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Keep identities, logs and parameters in this folder."),
+    typer.Option(
+        metavar="DIR",
+        help="Keep reports, parameters, identities and logs in this folder.",
+    ),
 ]
 
 
@@ -166,7 +169,8 @@ def simulate(
 def start(config: ConfigFile = None, set_: Set = None, debug: Debug = False) -> None:
     """Found a run and train in it; prints the invite with which others join.
 
-    A lone founder trains alone until somebody joins. Ctrl-C leaves the swarm properly, a second
+    A lone founder trains alone until somebody joins; --set run.initial_peers=2 waits for a second
+    peer, and --set run.rounds=500 makes the run longer. Ctrl-C leaves the swarm properly, a second
     one at once. To be reachable from other machines, listen on a fixed port that your router lets
     in:  gasloc start --set net.listen=/ip4/0.0.0.0/tcp/31330
     """

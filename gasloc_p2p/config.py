@@ -199,8 +199,9 @@ def _unknown_key(key: str, source: str) -> ConfigError:
         near = [
             by_name[n] for n in difflib.get_close_matches(key.partition(".")[2] or key, by_name)
         ]
+    variable = f", {ENV_PREFIX}{key.replace('.', '_').upper()}" if source == "environment" else ""
     return ConfigError(
-        f"unknown setting {key!r} ({source})",
+        f"unknown setting {key!r} ({source}{variable})",
         why=f"did you mean {near[0]!r}?" if near else "no setting has a name like it",
         fix="`gasloc config show` lists every setting with its meaning",
     )

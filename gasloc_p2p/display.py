@@ -255,7 +255,7 @@ class LiveDisplay:
         table.add_column("now")
         for index, row in enumerate(self._rows):
             table.add_row(
-                f"{index}  {short_id(row.peer_id)}",
+                f"{index}  {short_id(row.peer_id)}" if len(self._rows) > 1 else row.peer_id[-6:],
                 _progress(row.round, self._rounds),
                 _number(row.train_loss),
                 _number(row.val_loss),

@@ -33,7 +33,7 @@ class RunConfig(Section):
         default=1,
         ge=1,
         le=10_000,
-        description="Round 0 begins when this many peers have announced themselves (pace steps).",
+        description="With pace.mode steps: round 0 begins when so many peers are there.",
     )
     closing_rounds: int = Field(
         default=5,
@@ -95,31 +95,31 @@ class PaceConfig(Section):
         "seconds: rounds begin by the clock, with as many steps as fit.",
     )
     period_s: float = Field(
-        default=60.0, ge=0.5, le=86_400, description="Length of a round in pace seconds."
+        default=60.0, ge=0.5, le=86_400, description="Length of a round, with pace.mode seconds."
     )
     start_delay_s: float = Field(
         default=30.0,
         ge=0,
         le=86_400,
-        description="Pace seconds: round 0 begins this long after the run was founded.",
+        description="With pace.mode seconds: round 0 begins this long after the run was founded.",
     )
     exchange_budget_s: float = Field(
         default=5.0,
         gt=0,
         le=3600,
-        description="Pace seconds: training stops at least this long before the end of a round.",
+        description="With pace.mode seconds: training stops so long before the end of a round.",
     )
     edge_floor_s: float = Field(
         default=10.0,
         gt=0,
         le=3600,
-        description="A partner is waited for at least this long (pace steps).",
+        description="With pace.mode steps: a partner is waited for at least this long.",
     )
     edge_ceiling_s: float = Field(
         default=120.0,
         gt=0,
         le=86_400,
-        description="A partner is waited for at most this long (pace steps).",
+        description="With pace.mode steps: a partner is waited for at most this long.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from gasloc_p2p.core.errors import ConfigError
@@ -19,7 +20,7 @@ def read_argument(text: str) -> str:
         return Path(text[1:]).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read {text[1:]}", why=str(error), fix="name a readable text file after @"
+            f"cannot read {text[1:]}", why=_reason(error), fix="name a readable text file after @"
         ) from None
 
 
@@ -42,7 +43,50 @@ def write_text_file(name: str, text: str) -> None:
     partial.replace(path)
 
 
+def check_output_file(path: Path | None) -> None:
+    """Make sure that a result can be written before the work for it begins.
+
+    Raises:
+        ConfigError: `path` is a folder, or its folder is missing or cannot be written to.
+    """
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir():
+        why = "it is a folder"
+    elif not folder.is_dir():
+        why = f"there is no folder {folder}"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        why = "writing to it is not permitted"
+    else:
+        return
+    raise ConfigError(f"cannot write {path}", why=why, fix="name a file in an existing folder")
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder for results, and those above it, unless it is there.
+
+    Raises:
+        ConfigError: it cannot be made or written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use the folder {path}",
+            why=error.strerror or str(error),
+            fix="name a folder that you can write to",
+        ) from None
+
+
 def remove_stale_file(name: str) -> None:
     """Remove what an earlier process left in a file that others wait for; "" is no file."""
     if name:
         Path(name).expanduser().unlink(missing_ok=True)
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or "it is not text"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
 from gasloc_p2p.core.errors import GaslocError
 
 UNEXPECTED_EXIT_CODE = 1
+BROKEN_PIPE_EXIT_CODE = 141
 
 
 def explain(error: BaseException) -> int:
     """Write what went wrong to standard error, and return the exit code for it."""
     for cause in _leaves(error):
+        if isinstance(cause, BrokenPipeError):
+            # Whoever read our output has seen enough; nor shall the flush at exit complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return BROKEN_PIPE_EXIT_CODE
         if isinstance(cause, GaslocError):
             print(f"gasloc: {cause.what}", file=sys.stderr)
             if cause.why:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gasloc_p2p.commands.arguments import make_folder
 from gasloc_p2p.config import Config
 from gasloc_p2p.net.identity import Identity
 
@@ -23,5 +24,5 @@ def open_identity(config: Config, home: Path) -> Identity:
     """
     if config.net.identity:
         return Identity.load_or_create(Path(config.net.identity).expanduser())
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(home)
     return Identity.load_or_create(home / "identity")

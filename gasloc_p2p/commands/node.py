@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +19,7 @@ from gasloc_p2p.commands.arguments import (
 from gasloc_p2p.commands.home import home_of, open_identity
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
-from gasloc_p2p.core.errors import ConfigError, ManifestError
+from gasloc_p2p.core.errors import ConfigError, DaemonError, ManifestError
 from gasloc_p2p.core.manifest import (
     MAX_ADDRESSES,
     Invite,
@@ -34,6 +34,7 @@ from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.node.events import Event, Invitation, Notice, Observer, Online
 from gasloc_p2p.node.node import Node
+from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.train.learner import build_learner
 
 T = TypeVar("T")
@@ -134,6 +135,9 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
                 rounds=config.run.rounds,
             )
             with display:
+                display.observe(
+                    0, Online(peer_id=network.peer_id, addresses=await network.addresses())
+                )
                 await _train(config, manifest, network, _only_peer(display.observe), leave)
 
     run_until_asked(main, exit_with_stdin=own.node.exit_with_stdin)
@@ -191,6 +195,28 @@ class _Online:
             await self._network.aclose()
         if self._identity is not None:
             self._identity.close()
+
+
+async def _while_daemon_lives(
+    network: Libp2pNetwork, life: Coroutine[Any, Any, NodeResult]
+) -> NodeResult:
+    """Return what `life` returns, unless the libp2p daemon ends before it does.
+
+    Raises:
+        DaemonError: it has, and without it this node would train alone for ever.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        living = tasks.create_task(life)
+        daemon = tasks.create_task(network.daemon.exited())
+        await asyncio.wait({living, daemon}, return_when=asyncio.FIRST_COMPLETED)
+        if not living.done():
+            raise DaemonError(
+                f"the libp2p daemon ended with exit code {daemon.result()}",
+                why=f"it last said: {network.daemon.last_line or 'nothing'}",
+                fix="start the node again; its identity is kept",
+            )
+        daemon.cancel()
+    return living.result()
 
 
 def invite_addresses(own: Sequence[str], bootstrap: Sequence[str]) -> tuple[str, ...]:
@@ -256,7 +282,9 @@ async def _train(
             verify=Identity.verify,
             observe=observe,
         )
-        result = await node.run(leave)
+        result = await _while_daemon_lives(network, node.run(leave))
+        if config.display.mode != "json":
+            observe(Notice(text=f"results: {home_of(config, config.run.id)}"))
         await compute.run(lambda: result.write(home_of(config, config.run.id)))
     finally:
         compute.close()

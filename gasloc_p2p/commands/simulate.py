@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from gasloc_p2p.commands.arguments import check_output_file, make_folder
 from gasloc_p2p.config import Config
 from gasloc_p2p.display import Display, make_display
 from gasloc_p2p.report import SwarmReport
@@ -31,6 +32,9 @@ def run(
         report_path: where the report goes, None for nowhere.
         keep: folder for every peer's report and parameters, laid out as `gasloc testnet` does.
     """
+    check_output_file(report_path)
+    if keep is not None:
+        make_folder(keep)
     display = make_display(
         config.display.mode,
         title=f"simulated run {config.run.id}: {peers} peers, {config.gossip.topology}",

@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from gasloc_p2p.commands.arguments import check_output_file, make_folder
 from gasloc_p2p.commands.child import Child
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, Leave, run_until_asked
 from gasloc_p2p.commands.simulate import finish, solo_loss
@@ -29,7 +30,7 @@ from gasloc_p2p.node.report import PeerReport, peer_report
 from gasloc_p2p.node.result import REPORT_FILE, THETA_FILE, read_report, read_thetas
 from gasloc_p2p.report import SwarmReport, swarm_report
 from gasloc_p2p.simulate.swarm import learner_of
-from gasloc_p2p.train.data import load_corpus
+from gasloc_p2p.train.data import Corpus, load_corpus
 
 E = TypeVar("E", Online, Invitation)
 
@@ -62,6 +63,10 @@ def run(
     """
     require_node_rule(config)
     check_outer(config)
+    check_output_file(report_path)
+    if keep is not None:
+        make_folder(keep)
+    corpus = load_corpus(config.data)
     display = make_display(
         config.display.mode,
         title=f"test swarm {config.run.id}: {peers} peers, {config.gossip.topology}",
@@ -82,7 +87,7 @@ def run(
         if compare_solo:
             display.say("training the same peers alone, for comparison")
             solo = solo_loss(config, peers=peers)
-        finish(_report(config, swarm, wall_s, solo), display, report_path)
+        finish(_report(config, corpus, swarm, wall_s, solo), display, report_path)
         return _exit_code(swarm, display)
 
 
@@ -200,9 +205,11 @@ class _Swarm:
                 file.write(identity.key_file())
 
 
-def _report(config: Config, swarm: _Swarm, wall_s: float, solo: float | None) -> SwarmReport:
+def _report(
+    config: Config, corpus: Corpus, swarm: _Swarm, wall_s: float, solo: float | None
+) -> SwarmReport:
     torch.set_num_threads(config.node.threads)
-    judge = learner_of(config, peer_id="", corpus=load_corpus(config.data))
+    judge = learner_of(config, peer_id="", corpus=corpus)
     thetas: list[Tensor] = []
     closing_thetas: list[Tensor] = []
     reports: list[PeerReport] = []

@@ -168,7 +168,7 @@ def _read_documents(path: str, limit_bytes: int) -> dict[str, bytes]:
     documents = {name: text for name, text in texts.items() if text and b"\0" not in text}
     if not documents:
         raise DataError(
-            f"There is no text in {root}.",
+            f"There is no text in {Path(path).expanduser() if path else root}",
             why="Empty files and files with zero bytes (binary ones, UTF-16) do not count.",
             fix="Point data.path at a UTF-8 text file or a folder of them.",
         )

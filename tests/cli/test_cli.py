@@ -13,6 +13,7 @@ import pytest
 
 from gasloc_p2p.core.errors import (
     ConfigError,
+    DataError,
     GaslocError,
     IdentityError,
     InviteError,
@@ -161,6 +162,46 @@ def test_an_identity_in_use_is_named(tmp_path: Path) -> None:
     finally:
         held.close()
     assert_explained(result, IdentityError, str(file), "in use")
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "words"),
+    [
+        ("--report", "missing/report.json", "there is no folder"),
+        ("--report", ".", "it is a folder"),
+        ("--keep", "file", "cannot use the folder"),
+    ],
+)
+def test_a_place_for_results_is_checked_before_the_run(
+    option: str, path: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    for command in ("simulate", "testnet"):
+        result = gasloc(command, option, str(tmp_path / path))
+        assert_explained(result, ConfigError, words)
+        assert "round" not in result.stdout
+
+
+def test_text_that_is_none_is_named_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "image.bin"
+    file.write_bytes(bytes(10_000))
+    for command in ("simulate", "testnet"):
+        result = gasloc(command, "--set", f"data.path={file}")
+        assert_explained(result, DataError, "image.bin")
+        assert result.stdout == ""
+
+
+def test_a_reader_that_has_seen_enough_is_no_defect() -> None:
+    command = f"{sys.executable} -m gasloc_p2p simulate {' '.join(FAST)} | head -1"
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 141
+    assert result.stderr == ""
 
 
 def test_settings_come_from_file_environment_and_options_in_this_order(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
+from gasloc_p2p.core.errors import DaemonError, IdentityError
 from gasloc_p2p.node.events import Jumped, RoundFinished, RoundStarted
 from tests.p2p.real import real_swarm
 
@@ -120,3 +122,33 @@ async def test_leaving_says_goodbye_and_ends_quickly(tmp_path: Path) -> None:
         stayer.signal(signal.SIGINT)
         assert await stayer.ended() == 0
     assert (tmp_path / "leave" / "report.json").is_file()
+
+
+async def test_a_node_whose_p2pd_dies_says_so_and_ends(tmp_path: Path) -> None:
+    async with real_swarm(tmp_path) as swarm:
+        [node] = await swarm.nodes_of_run("orphan", await swarm.bootstrap(), 1, "run.rounds=100000")
+        await node.reached(2)
+        [daemon] = [
+            child for child in psutil.Process(node.child.pid).children() if child.name() == "p2pd"
+        ]
+        daemon.kill()
+        assert await node.ended() == DaemonError.exit_code
+    assert "the libp2p daemon ended" in node.child.last_words()
+
+
+async def test_a_copy_of_an_identity_is_refused_and_the_original_trains_on(tmp_path: Path) -> None:
+    async with real_swarm(tmp_path) as swarm:
+        entry = await swarm.bootstrap()
+        [node] = await swarm.nodes_of_run("twin", entry, 1, "run.rounds=100000")
+        await node.reached(2)
+        home = tmp_path / "twin-copy"
+        home.mkdir()
+        copy = home / "identity"
+        copy.touch(mode=0o600)
+        copy.write_bytes((tmp_path / "twin" / "identity").read_bytes())
+        twin = await swarm.join("twin-copy", node)
+        assert await twin.ended() == IdentityError.exit_code
+        at = node.of(RoundStarted)[-1].round
+        await node.reached(at + 3)
+        node.signal(signal.SIGINT)
+        assert await node.ended() == 0
