@@ -81,7 +81,7 @@ class UnstableError(GaslocError):
 
 
 class DaemonError(GaslocError):
-    """The libp2p daemon did not start, or does not answer."""
+    """The libp2p daemon did not start, does not answer, or has died."""
 
     code = "GL-DAEMON"
     exit_code = 9
