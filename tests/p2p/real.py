@@ -107,16 +107,16 @@ class RealSwarm:
     async def found(self, name: str, bootstrap: Sequence[str], *settings: str) -> RealNode:
         """Start the founder of a run."""
         entry = f"net.bootstrap={json.dumps(list(bootstrap))}"
-        return await self.launch(name, "start", *_sets(entry, f"run.id={name}", *settings))
+        return await self.launch(name, "start", *sets(entry, f"run.id={name}", *settings))
 
     async def join(self, name: str, founder: RealNode, *settings: str) -> RealNode:
         """Start a node that joins by the founder's invite."""
         invite = (await founder.first(Invitation)).invite
         local = [s for s in settings if s.startswith(("node.", "data.", "net."))]
-        return await self.launch(name, "join", invite, *_sets(*local))
+        return await self.launch(name, "join", invite, *sets(*local))
 
     async def launch(self, name: str, *arguments: str) -> RealNode:
-        local = _sets(f"node.home={self._folder / name}", 'net.listen=["/ip4/127.0.0.1/tcp/0"]')
+        local = sets(f"node.home={self._folder / name}", 'net.listen=["/ip4/127.0.0.1/tcp/0"]')
         node = RealNode(await Child.start(name, [*arguments, *local], folder=self._folder))
         self.nodes.append(node)
         self._tasks.create_task(node.follow())
@@ -134,7 +134,8 @@ class RealSwarm:
         return [founder, *joiners]
 
 
-def _sets(*assignments: str) -> list[str]:
+def sets(*assignments: str) -> list[str]:
+    """Return the `--set` options for these assignments."""
     return [part for assignment in assignments for part in ("--set", assignment)]
 
 

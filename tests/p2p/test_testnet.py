@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 from gasloc_p2p.report import SwarmReport
+from tests.p2p.real import QUICK as QUICK_RUN
+from tests.p2p.real import real_swarm, sets
 
 pytestmark = [pytest.mark.p2p, pytest.mark.timeout(300)]
 
@@ -138,16 +141,17 @@ def test_the_demonstration_learns_and_learns_better_together(tmp_path: Path) -> 
 async def test_twenty_simultaneous_starts_of_four_peers_make_one_swarm_each(
     tmp_path: Path,
 ) -> None:
-    from tests.p2p.real import real_swarm
-
+    settings = (*QUICK_RUN, "run.id=together", "run.initial_peers=4", "run.rounds=2")
     for attempt in range(20):
         folder = tmp_path / str(attempt)
         folder.mkdir()
         async with real_swarm(folder) as swarm:
-            entry = await swarm.bootstrap()
-            nodes = await swarm.nodes_of_run(
-                "start", entry, 4, "run.rounds=2", "pace.edge_floor_s=20"
-            )
+            entry = f"net.bootstrap={json.dumps(list(await swarm.bootstrap()))}"
+            # Four founders of one and the same run, none of which knows of the others.
+            nodes = [
+                await swarm.launch(f"peer-{index}", "start", *sets(entry, *settings))
+                for index in range(4)
+            ]
             async with asyncio.TaskGroup() as tasks:
                 codes = [tasks.create_task(node.ended()) for node in nodes]
             assert [code.result() for code in codes] == [0] * 4
