@@ -122,7 +122,10 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
         early.say(f"joining run {invite.run_id}")
         bootstrap = tuple(dict.fromkeys(invite.bootstrap + own.net.bootstrap))
         online = _Online(
-            own, bootstrap=bootstrap, observe=_only_peer(early.observe), run_id=invite.run_id
+            own,
+            bootstrap=bootstrap,
+            observe=lambda event: None if isinstance(event, Online) else early.observe(0, event),
+            run_id=invite.run_id,
         )
         async with online as network:
             manifest = await _fetch_manifest(network, invite)

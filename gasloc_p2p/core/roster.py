@@ -23,6 +23,13 @@ JOIN_ROUNDS: Final = 3
 GOODBYE_ROUNDS: Final = 2
 """A goodbye signed in round s ends the lease with s + 2, the last roster that may not know it."""
 
+AHEAD_ROUNDS: Final = 4
+"""How far ahead of us a record may have been signed and still be used.
+
+Peers that meet each other repeatedly, or are often unpaired, run a few rounds ahead of the rest;
+not to use their records would let their leases lapse here. It bounds what a liar gains.
+"""
+
 MAX_PEERS: Final = 10_000
 DIGEST_BYTES: Final = 16
 
@@ -35,7 +42,7 @@ class Verdict(enum.StrEnum):
     """Its seq is not above the one already known: an echo or a replay; nothing changed."""
     FOREIGN_RUN = "foreign_run"
     AHEAD = "ahead"
-    """Signed more than one round ahead of us: only counted in the estimate of the swarm's round."""
+    """Signed too far ahead of us: only counted in the estimate of the swarm's round."""
     OWN_IDENTITY_ELSEWHERE = "own_identity_elsewhere"
     """Our own peer id with a seq above all that we published: another process uses this identity.
 
@@ -176,7 +183,7 @@ class RosterBook:
         records = {
             peer: record
             for peer, record in sorted(self._view_for(t).items())
-            if record.first_round <= t <= record.lease_until
+            if record.first_round <= t <= self._lease_of(record)
             and (t - record.phase) % record.every == 0
         }
         return Roster(
@@ -185,6 +192,17 @@ class RosterBook:
             digest=_digest(self._run_id, t, records),
             records=MappingProxyType(records),
         )
+
+    def _lease_of(self, record: Record) -> int:
+        """Return how long the peer of a frozen record is known to take part.
+
+        A lease renewed since then counts as well, for a peer that is a few rounds behind us had
+        renewed little when the view was frozen; only who joins is read from the frozen view.
+        """
+        newest = self._known.get(record.peer_id)
+        if newest is None or newest.record.first_round > record.first_round:
+            return record.lease_until
+        return max(record.lease_until, newest.record.lease_until)
 
     def swarm_round(self) -> int | None:
         """Estimate the round that the others are in; None when no other live peer is known.
@@ -251,7 +269,7 @@ class RosterBook:
         usable = self._known.get(peer)
         if usable is not None and record.seq <= usable.record.seq:
             return Verdict.STALE
-        is_ahead = record.signed_round > self._own_round + 1
+        is_ahead = record.signed_round > self._own_round + AHEAD_ROUNDS
         ahead = self._ahead.get(peer)
         if is_ahead and ahead is not None and record.seq <= ahead.record.seq:
             return Verdict.STALE

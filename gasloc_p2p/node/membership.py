@@ -18,8 +18,15 @@ from gasloc_p2p.core.roster import GOODBYE_ROUNDS, Roster, RosterBook, Verdict
 from gasloc_p2p.core.substrate import Clock, Network
 
 STORE_DEADLINE_S = 5.0
-POLL_S = 0.25
+REFRESH_PERIOD_S = 1.0
+FIRST_POLL_S = 0.05
+LAST_POLL_S = 1.0
+POLL_GROWTH = 1.1
+"""Polls come quickly at first, so that peers which wait for each other begin together, and less
+often once it takes long."""
+
 TWIN_WATCH_S = 2.0
+TWIN_POLL_S = 0.25
 TWIN_WATCH_LIMIT_S = 30.0
 
 
@@ -101,6 +108,16 @@ class Membership:
         )
         self.book.expire(self._clock.unix_s())
 
+    async def keep_current(self) -> None:
+        """Fetch again and again while a partner lets us wait, for its lease goes on; never returns.
+
+        Raises:
+            IdentityError: another process publishes records with this peer's identity.
+        """
+        while True:
+            await asyncio.sleep(REFRESH_PERIOD_S)
+            await self.refresh()
+
     def take_records(self, signed_records: Iterable[bytes]) -> None:
         """Consider signed records from the store or from a partner; bad ones are skipped."""
         for signed in signed_records:
@@ -126,7 +143,7 @@ class Membership:
             return
         until_s = self._clock.unix_s() + min(TWIN_WATCH_S + 2 * left.cycle_s, TWIN_WATCH_LIMIT_S)
         while self._clock.unix_s() < until_s:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(TWIN_POLL_S)
             await self.refresh()
             if self._left_behind is not None and self._left_behind.seq > left.seq:
                 raise _identity_in_use(left)
@@ -162,9 +179,13 @@ class Membership:
     async def wait_until(self, ready: Callable[[], bool]) -> None:
         """Poll the store until `ready()`; the caller sets the deadline."""
         await self.refresh()
+        pause_s, known = FIRST_POLL_S, len(self.book.records_for_partner())
         while not ready():
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(pause_s)
             await self.refresh()
+            found = len(self.book.records_for_partner())
+            pause_s = min(POLL_GROWTH * pause_s, LAST_POLL_S) if found == known else FIRST_POLL_S
+            known = found
 
 
 def _identity_in_use(record: Record) -> IdentityError:

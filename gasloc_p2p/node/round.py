@@ -105,6 +105,7 @@ async def _exchange(
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(peer.membership.refresh())
+        watching = tasks.create_task(peer.membership.keep_current())
         running = [
             tasks.create_task(
                 run_edge(
@@ -117,7 +118,8 @@ async def _exchange(
             )
             for partner in partners
         ]
-    outcomes = [edge.result() for edge in running]
+        outcomes = [await edge for edge in running]
+        watching.cancel()
     for outcome in outcomes:
         peer.note_edge(t, outcome)
     return outcomes

@@ -104,9 +104,9 @@ def test_our_identity_in_another_process_is_noticed() -> None:
 
 def test_a_record_from_ahead_waits_for_our_round() -> None:
     book = book_with(record("b", seq=1, signed_round=0))
-    assert observe(book, record("a", signed_round=1), 0) is Verdict.ACCEPTED
-    assert observe(book, record("b", seq=3, signed_round=3), 1) is Verdict.AHEAD
-    assert observe(book, record("b", seq=3, signed_round=3), 1) is Verdict.STALE
+    assert observe(book, record("a", signed_round=roster.AHEAD_ROUNDS), 0) is Verdict.ACCEPTED
+    assert observe(book, record("b", seq=3, signed_round=6), 1) is Verdict.AHEAD
+    assert observe(book, record("b", seq=3, signed_round=6), 1) is Verdict.STALE
     assert observe(book, record("b", seq=2, signed_round=2), 1) is Verdict.ACCEPTED
     assert book.at(1).records["b"].seq == 2
     book.close_round(2)
@@ -228,7 +228,7 @@ def test_first_round_is_kept_until_the_lease_is_too_short() -> None:
 
 
 def test_a_partner_gets_ours_and_then_the_latest_signed() -> None:
-    signed = {"a": 4, "b": 5, "c": 4, "over": 0, "ahead": 7}
+    signed = {"a": 4, "b": 5, "c": 4, "over": 0, "ahead": 10}
     book = book_with(*(record(p, signed_round=r) for p, r in signed.items()), own_round=5)
     observe(book, record("over-too", signed_round=5, lease_until=4), 5)
     renew(book, 5)

@@ -9,8 +9,10 @@ from typing import TypeVar
 import pytest
 
 from gasloc_p2p.core.errors import IdentityError
+from gasloc_p2p.core.topology import build_graph
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.events import Left, RoundFinished, RoundStarted, Waiting
+from gasloc_p2p.simulate.clock import InlineCompute
 from gasloc_p2p.simulate.network import Hub
 from tests.sim.conftest import SimulatedPeer, in_virtual_time, quick_config
 
@@ -149,6 +151,30 @@ def test_a_late_joiner_takes_over_the_swarms_parameters_and_takes_part(pace: str
     assert first.train_loss is not None
     assert before.train_loss is not None
     assert first.train_loss < before.train_loss + 0.5, "it starts from a donor's parameters"
+
+
+def test_peers_that_run_ahead_among_themselves_stay_in_every_roster() -> None:
+    # Seed 27 pairs the same peers in rounds 0 to 3; two of them are slow enough to be left behind.
+    config = quick_config(
+        *PACES["steps"], "run.initial_peers=4", "run.seed=27", "pace.edge_floor_s=100"
+    )
+
+    async def main() -> list[SimulatedPeer]:
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            peers = [SimulatedPeer(network, config, index) for index in range(4)]
+            quick = build_graph(
+                "pairs", seed=config.run.seed, round=0, peers=[peer.id for peer in peers]
+            ).edges[0]
+            for index, peer in enumerate(peers):
+                if peer.id not in quick:
+                    slow = InlineCompute(step_s=10 * config.simulate.step_s)
+                    peers[index] = peer = SimulatedPeer(network, config, index, compute=slow)
+                tasks.create_task(peer.run())
+        return peers
+
+    for peer in in_virtual_time(main):
+        assert set(peer.peers_by_round().values()) == {4}
+        assert all(edges == ["applied"] for edges in peer.edges_by_round().values())
 
 
 @pytest.mark.parametrize("goodbye", [True, False])
