@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -103,29 +102,6 @@ def _malformed(why: str) -> ManifestError:
         why=why,
         fix="use the version of gasloc-p2p with which the run was founded",
     )
-
-
-def first_difference(a: Manifest, b: Manifest) -> str | None:
-    """Name the first entry in which two manifests differ, such as `inner.lr`; None if equal."""
-    # Values are compared as text, because 1, 1.0 and True are equal in Python, not in the digest.
-    if a.run_id != b.run_id:
-        return "run_id"
-    if _canonical(float(a.founded_s)) != _canonical(float(b.founded_s)):
-        return "founded_s"
-    for section in sorted(a.sections.keys() | b.sections.keys()):
-        if section not in a.sections or section not in b.sections:
-            return section
-        key = _first_differing_key(a.sections[section], b.sections[section])
-        if key is not None:
-            return f"{section}.{key}"
-    return None
-
-
-def _first_differing_key(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> str | None:
-    for key in sorted(a.keys() | b.keys()):
-        if key not in a or key not in b or _canonical(a[key]) != _canonical(b[key]):
-            return key
-    return None
 
 
 def _canonical(value: object) -> bytes:
