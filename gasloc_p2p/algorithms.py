@@ -19,11 +19,15 @@ class Algorithm:
         meaning: one sentence for a person.
         fixed: settings without which it would be another algorithm.
         defaults: settings that its authors use, and that may be changed.
+        collective: whether the simulator runs it with a barrier and an all-reduce, as published.
+        on_nodes: whether a swarm of nodes can run it, by gossip.
     """
 
     meaning: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    collective: bool = False
+    on_nodes: bool = True
 
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
@@ -34,6 +38,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
         "diloco": Algorithm(
             meaning="local steps, then one outer Nesterov step on everybody's mean",
             fixed={"gossip.topology": "complete", "outer.rule": "nesterov", "outer.alpha": 1.0},
+            collective=True,
         ),
         "dadam": Algorithm(
             meaning="gossip of parameters before every single AdamW step, no outer momentum",
@@ -48,9 +53,29 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             fixed={"gossip.topology": "pairs", "outer.rule": "noloco"},
             defaults={"outer.lr": 0.7, "outer.momentum": 0.5},
         ),
+        "ddp": Algorithm(
+            meaning="everybody's mean gradient before every single AdamW step",
+            fixed={"gossip.topology": "complete"},
+            collective=True,
+            on_nodes=False,
+        ),
     }
 )
 """Every algorithm by name; docs/design.md section 2 defines them."""
+
+
+def require_on_nodes(name: str) -> None:
+    """Refuse an algorithm that only the simulator runs.
+
+    Raises:
+        ConfigError: it needs an all-reduce in every step.
+    """
+    if not ALGORITHMS[name].on_nodes:
+        raise ConfigError(
+            f"--algorithm {name} runs in the simulator only",
+            why="its peers wait for everybody in every step, and nodes have no all-reduce",
+            fix=f"use `gasloc simulate --algorithm {name}`",
+        )
 
 
 def load_algorithm(name: str, layers: Sequence[Layer]) -> LoadedConfig:

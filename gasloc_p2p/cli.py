@@ -47,12 +47,21 @@ Peers = Annotated[int, typer.Option(min=1, max=256, help="How many peers.")]
 Rounds = Annotated[int | None, typer.Option(help="Training rounds. [default: 32]")]
 Topology = Annotated[
     str | None,
-    typer.Option(help="Who exchanges: pairs, ring, complete, cycle, none. [default: pairs]"),
+    typer.Option(
+        help="Who exchanges: pairs, ring, complete, cycle, exponential, none. [default: pairs]"
+    ),
 ]
 AlgorithmName = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="gasloc, diloco, dadam, local-dadam or noloco (docs/design.md)."
+        metavar="NAME", help="gasloc, diloco, dadam, local-dadam, noloco or ddp (docs/design.md)."
+    ),
+]
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        help="exact: as real nodes compute, bit for bit. batched: many peers at once, quicker. "
+        "[default: exact]"
     ),
 ]
 Codec = Annotated[str | None, typer.Option(help="none (fp32) or bf16. [default: none]")]
@@ -139,6 +148,7 @@ def simulate(
     peers: Peers = 4,
     rounds: Rounds = None,
     algorithm: AlgorithmName = "gasloc",
+    engine: EngineName = None,
     topology: Topology = None,
     codec: Codec = None,
     local_steps: LocalSteps = None,
@@ -156,13 +166,65 @@ def simulate(
     thread the parameters come out equal to those of `gasloc testnet`, bit for bit.
     """
     loaded = _swarm_config(
-        peers, config, set_, algorithm, rounds, topology, codec, local_steps, seed
+        peers, config, set_, algorithm, rounds, topology, codec, local_steps, seed, engine
     )
     from gasloc_p2p.commands import simulate as command
 
     command.run(
-        loaded.config, peers=peers, compare_solo=compare_solo, report_path=report, keep=keep
+        loaded.config,
+        algorithm=algorithm,
+        peers=peers,
+        compare_solo=compare_solo,
+        report_path=report,
+        keep=keep,
     )
+
+
+@app.command()
+def study(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="multi-step, single-step, local-steps, outer-sensitivity or topology "
+            "(docs/benchmarks.md)."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder of its results, made if it is not there.")
+    ],
+    full: Annotated[
+        bool, typer.Option("--full", help="With 134 M and 551 M parameters, on GPUs.")
+    ] = False,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SETTINGS",
+            help="Compare an algorithm of your own too, as in "
+            "'mine=outer.rule=local,gossip.topology=ring'; may be repeated.",
+        ),
+    ] = None,
+    config: ConfigFile = None,
+    set_: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Run a named experiment: many simulations, one table and one plot.
+
+    It says first how long it will take. Results are kept as they come: after Ctrl-C or a power cut
+    the same command goes on where it was. --set study.seeds=5 adds seeds to what is there,
+    --set study.jobs=2 runs two simulations at a time.
+    """
+    layers = _layers(config, set_)
+    from gasloc_p2p.commands import study as command
+
+    arguments = [name, "--out", out.name]
+    arguments += ["--full"] if full else []
+    arguments += [part for text in also or () for part in ("--also", text)]
+    arguments += ["--config", config.name] if config is not None else []
+    arguments += [part for text in set_ or () for part in ("--set", text)]
+    code = command.run(
+        name, out=out, full=full, also=also or (), layers=layers, arguments=arguments
+    )
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -264,6 +326,7 @@ def _swarm_config(
     codec: str | None,
     local_steps: int | None,
     seed: int | None,
+    engine: str | None = None,
 ) -> LoadedConfig:
     """Merge the options that `testnet` and `simulate` share with all other settings."""
     from gasloc_p2p.algorithms import load_algorithm
@@ -275,6 +338,7 @@ def _swarm_config(
         "gossip.topology": topology,
         "gossip.codec": codec,
         "inner.local_steps": local_steps,
+        "simulate.engine": engine,
     }
     layers = [
         Layer(name="default", values={"run.id": "testnet"}),

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.extensions import load_extensions
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.settings import (
     DisplayConfig,
@@ -27,6 +28,7 @@ from gasloc_p2p.settings import (
     PaceConfig,
     RunConfig,
     SimulateConfig,
+    StudyConfig,
 )
 from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
 
@@ -50,6 +52,7 @@ class Config(BaseModel):
     net: NetConfig = Field(default_factory=NetConfig)
     node: NodeConfig = Field(default_factory=NodeConfig)
     simulate: SimulateConfig = Field(default_factory=SimulateConfig)
+    study: StudyConfig = Field(default_factory=StudyConfig)
     display: DisplayConfig = Field(default_factory=DisplayConfig)
 
     def shared(self) -> dict[str, dict[str, Any]]:
@@ -162,10 +165,13 @@ def _literal(text: str) -> Any:
 
 
 def load(layers: Sequence[Layer]) -> LoadedConfig:
-    """Merge `layers`, later ones winning, and validate the result.
+    """Merge `layers`, later ones winning, validate the result, and load its extensions.
+
+    Paths in `node.extensions` come out absolute, so that the result means the same everywhere.
 
     Raises:
-        ConfigError: a key is unknown (the nearest known one is named) or a value is not accepted.
+        ConfigError: a key is unknown (the nearest known one is named), a value is not accepted, or
+            an extension cannot be loaded.
     """
     fields = known_keys()
     merged: dict[str, dict[str, Any]] = {}
@@ -181,14 +187,16 @@ def load(layers: Sequence[Layer]) -> LoadedConfig:
         config = Config.model_validate(merged)
     except ValidationError as error:
         raise _refused_value(error.errors()[0], origins) from None
-    return LoadedConfig(config=config, origins=origins)
+    extensions = load_extensions(config.node.extensions)
+    node = config.node.model_copy(update={"extensions": extensions})
+    return LoadedConfig(config=config.model_copy(update={"node": node}), origins=origins)
 
 
 def _as_list(field: Any, value: Any) -> Any:
-    """Accept `a,b` wherever a list of texts is wanted, as people type it on a command line."""
+    """Accept `a,b` or a single value wherever a list is wanted, as people type it."""
     if isinstance(field.default, tuple) and isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
-    return value
+    return [value] if isinstance(field.default, tuple) and isinstance(value, int) else value
 
 
 def _unknown_key(key: str, source: str) -> ConfigError:

@@ -156,6 +156,8 @@ def _round_text(report: RoundReport, rounds: int) -> str:
 
 
 def _edges_text(reports: list[RoundReport]) -> str:
+    if all_reduces := max(report.all_reduces for report in reports):
+        return f"all-reduces: {all_reduces}"
     kinds = [edge.kind.value for report in reports for edge in report.edges]
     unpaired = sum(not report.edges for report in reports)
     counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer
+from gasloc_p2p.core.codecs import CODECS
 from gasloc_p2p.core.errors import ConfigError, ManifestError
 from gasloc_p2p.core.manifest import Manifest
+from gasloc_p2p.core.outer import OUTER_RULES
 from gasloc_p2p.core.pace import Pace, SecondsPace, StepsPace
+from gasloc_p2p.core.registry import Registry, is_name
 from gasloc_p2p.core.stability import check_stability
-
-NODE_RULES = ("nesterov", "local", "dadam", "noloco")
+from gasloc_p2p.core.topology import TOPOLOGIES
 
 
 def found(config: Config, *, now_s: float) -> Manifest:
@@ -19,6 +23,7 @@ def found(config: Config, *, now_s: float) -> Manifest:
         now_s: unix seconds; in pace `seconds`, round 0 begins `pace.start_delay_s` later.
 
     Raises:
+        ConfigError: no outer rule, topology or codec has the name that is set.
         UnstableError: peers would drift apart with this outer step and topology.
     """
     check_outer(config)
@@ -27,27 +32,33 @@ def found(config: Config, *, now_s: float) -> Manifest:
 
 
 def check_outer(config: Config) -> None:
-    """Refuse an outer step that diverges, unless `outer.force` is set.
+    """Refuse unknown names, and an outer step that diverges unless `outer.force` is set.
 
     Raises:
+        ConfigError: no outer rule, topology or codec has the name that is set; or the stability of
+            the rule cannot be computed.
         UnstableError: the radius is above 1; the message names stable values.
     """
-    outer = config.outer
+    outer, topology = config.outer, config.gossip.topology
+    OUTER_RULES.named(outer.rule)
+    TOPOLOGIES.named(topology)
+    CODECS.named(config.gossip.codec)
     if not outer.force:
-        check_stability(outer.rule, outer.lr, outer.momentum, outer.alpha, config.gossip.topology)
+        check_stability(outer.rule, outer.lr, outer.momentum, outer.alpha, topology)
 
 
 def require_node_rule(config: Config) -> None:
     """Refuse a rule that only the simulator runs.
 
     Raises:
-        ConfigError: the rule is there for comparison only.
+        ConfigError: the rule is there for comparison only, or there is none of this name.
     """
-    if config.outer.rule not in NODE_RULES:
+    if not OUTER_RULES.named(config.outer.rule).on_nodes:
+        runs = [name for name in OUTER_RULES.names if OUTER_RULES.named(name).on_nodes]
         raise ConfigError(
             f"outer.rule = {config.outer.rule!r} runs in the simulator only",
             why="it is there for comparison; peers on a network run the rules that pay",
-            fix=f"use one of {', '.join(NODE_RULES)}, or `gasloc simulate`",
+            fix=f"use one of {', '.join(runs)}, or `gasloc simulate`",
         )
 
 
@@ -56,6 +67,7 @@ def manifest_layer(manifest: Manifest) -> Layer:
 
     Raises:
         ManifestError: it has sections that are not shared in this version, or names two runs.
+        ConfigError: the run uses an outer rule, topology or codec that this machine lacks.
     """
     foreign = sorted(set(manifest.sections) - set(SHARED_SECTIONS))
     if foreign:
@@ -75,7 +87,21 @@ def manifest_layer(manifest: Manifest) -> Layer:
         for section, table in manifest.sections.items()
         for key, value in table.items()
     }
+    _require_here(OUTER_RULES, values.get("outer.rule"))
+    _require_here(TOPOLOGIES, values.get("gossip.topology"))
+    _require_here(CODECS, values.get("gossip.codec"))
     return Layer(name="manifest", values=values)
+
+
+def _require_here(registry: Registry[Any], name: object) -> None:
+    """Refuse a name that a run uses and this machine lacks; a malformed one is refused later."""
+    if isinstance(name, str) and is_name(name) and name not in registry:
+        raise ConfigError(
+            f"the run uses the {registry.kind} {name!r}, which this machine does not have",
+            why="it is the founder's own, or that of another version of gasloc-p2p",
+            fix="ask the founder for the file that registers it and, if you trust its author, join "
+            "with --set node.extensions=FILE",
+        )
 
 
 def pace_of(config: Config, manifest: Manifest) -> Pace:

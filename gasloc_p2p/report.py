@@ -11,8 +11,16 @@ import torch
 from torch import Tensor
 
 from gasloc_p2p import __version__
+from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.node.report import PeerReport
-from gasloc_p2p.train.learner import Learner
+
+
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What the peers had learned by the end of a round, in the mean over them."""
+
+    round: int
+    time_s: float
+    val_loss: float
 
 
 class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +35,8 @@ class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
     solo_val_loss: float | None
     consensus_distance: float | None
     closing_consensus_distance: float | None
+    simulated_s: float | None
+    curve: tuple[CurvePoint, ...]
     peers: tuple[PeerReport, ...]
 
     def write(self, path: Path) -> None:
@@ -39,12 +49,14 @@ def swarm_report(
     run_digest: bytes,
     config: dict[str, dict[str, Any]],
     wall_s: float,
-    learner: Learner,
+    judge: LocalModel,
     initial_theta: Tensor,
     peers: Sequence[PeerReport],
     thetas: Sequence[Tensor],
     closing_thetas: Sequence[Tensor],
     solo_val_loss: float | None,
+    simulated_s: float | None = None,
+    curve: Sequence[CurvePoint] = (),
 ) -> SwarmReport:
     """Sum up a swarm from its peers' reports and parameters.
 
@@ -52,12 +64,14 @@ def swarm_report(
         run_digest: digest of the run's manifest.
         config: the effective configuration.
         wall_s: seconds from the first process to the last one's end.
-        learner: evaluates parameters on the held-out text.
+        judge: evaluates parameters on the held-out text.
         initial_theta: the run's initial parameters, [P] fp32.
         peers: one report per peer, in the order in which they were started.
         thetas: parameters after the last training round, [P] fp32 each.
         closing_thetas: parameters after the closing rounds, [P] fp32 each.
         solo_val_loss: mean loss of the same peers trained alone, if that was asked for.
+        simulated_s: virtual seconds until the end of training, of a simulated swarm.
+        curve: what the peers of a simulated swarm had learned, by virtual time.
     """
     averaged = mean_theta(thetas) if thetas else None
     return SwarmReport(
@@ -65,11 +79,13 @@ def swarm_report(
         run_digest=run_digest.hex(),
         config=config,
         wall_s=wall_s,
-        initial_val_loss=learner.validation_loss(initial_theta),
-        averaged_val_loss=learner.validation_loss(averaged) if averaged is not None else None,
+        initial_val_loss=judge.validation_loss(initial_theta),
+        averaged_val_loss=judge.validation_loss(averaged) if averaged is not None else None,
         solo_val_loss=solo_val_loss,
         consensus_distance=consensus_distance(thetas) if thetas else None,
         closing_consensus_distance=consensus_distance(closing_thetas) if closing_thetas else None,
+        simulated_s=simulated_s,
+        curve=tuple(curve),
         peers=tuple(peers),
     )
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gasloc_p2p.core.registry import NAME_PATTERN
+
 
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
@@ -46,12 +48,11 @@ class RunConfig(Section):
 class OuterConfig(Section):
     """The outer step that each peer applies to its own parameters."""
 
-    rule: Literal["nesterov", "local", "lookahead", "post-mix", "printed", "dadam", "noloco"] = (
-        Field(
-            default="nesterov",
-            description="Outer rule. Nodes run nesterov, local, dadam and noloco; the simulator "
-            "runs all of them.",
-        )
+    rule: str = Field(
+        default="nesterov",
+        pattern=NAME_PATTERN,
+        description="Outer rule: nesterov, local, dadam, noloco, or one of your own "
+        "(node.extensions). lookahead, post-mix and printed run in the simulator only.",
     )
     lr: float = Field(default=0.7, gt=0, le=10, description="Outer learning rate, eta.")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="Outer momentum, gamma.")
@@ -69,14 +70,18 @@ class OuterConfig(Section):
 class GossipConfig(Section):
     """Who exchanges with whom, and in what form."""
 
-    topology: Literal["pairs", "ring", "complete", "cycle", "none"] = Field(
+    topology: str = Field(
         default="pairs",
+        pattern=NAME_PATTERN,
         description="pairs: random pairs. ring: random ring. complete: everybody with everybody. "
-        "cycle: a fixed ring. none: no exchange, each peer trains alone.",
+        "cycle: a fixed ring. exponential: a fixed ring with links 2, 4, 8, ... places on. none: "
+        "no exchange, each peer trains alone. Or one of your own (node.extensions).",
     )
-    codec: Literal["none", "bf16"] = Field(
+    codec: str = Field(
         default="none",
-        description="How parameters are encoded: none is fp32, bf16 halves the bytes.",
+        pattern=NAME_PATTERN,
+        description="How parameters are encoded: none is fp32, bf16 halves the bytes. Or one of "
+        "your own (node.extensions).",
     )
     chunk_bytes: int = Field(
         default=262_144,
@@ -143,6 +148,11 @@ class NodeConfig(Section):
         description="`gasloc bootstrap` writes its addresses into this file, for "
         "net.bootstrap=@FILE.",
     )
+    extensions: tuple[str, ...] = Field(
+        default=(),
+        description="Python files or modules of your own to load first; they may register outer "
+        "rules, topologies and codecs (docs/tutorial-research.md).",
+    )
     invite_file: str = Field(
         default="",
         description="`gasloc start` writes its invite into this file, for `gasloc join @FILE`.",
@@ -156,10 +166,25 @@ class NodeConfig(Section):
 
 
 class SimulateConfig(Section):
-    """The virtual machines of `gasloc simulate`."""
+    """The virtual machines and links of `gasloc simulate`; never shared."""
 
+    engine: Literal["exact", "batched"] = Field(
+        default="exact",
+        description="exact: every peer computes as a real node does, bit for bit. batched: many "
+        "peers' steps at once, on a GPU where there is one, equal within rounding.",
+    )
     step_s: float = Field(
         default=0.02, gt=0, le=3600, description="Virtual seconds that one inner step takes."
+    )
+    links: tuple[str, ...] = Field(
+        default=("ideal",),
+        description="The peers' links, given out in turn: names of conditions (docs/simulator.md) "
+        "or UPLOAD_MBIT/DOWNLOAD_MBIT/LATENCY_S/LOSS, as in 20/100/0.02/0.001.",
+    )
+    partitions: tuple[str, ...] = Field(
+        default=(),
+        description="When peers are cut off from all others: FROM_S-UNTIL_S:PEERS, as in "
+        "60-120:0+1+2.",
     )
 
 
@@ -169,4 +194,24 @@ class DisplayConfig(Section):
     mode: Literal["auto", "live", "plain", "json"] = Field(
         default="auto",
         description="auto: live in a terminal, plain lines when piped. json: one event a line.",
+    )
+
+
+class StudyConfig(Section):
+    """How `gasloc study` runs its simulations; never shared."""
+
+    seeds: int = Field(
+        default=3,
+        ge=1,
+        le=1000,
+        description="Seeds that every algorithm of a study is run with; intervals need at least 2.",
+    )
+    peers: tuple[int, ...] = Field(
+        default=(), description="Swarm sizes to run; by default those of the study."
+    )
+    jobs: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Simulations that run at the same time, each in a process; 0: one per CPU.",
     )

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ from gasloc_p2p.core.manifest import (
     parse_invite,
     parse_manifest,
 )
+from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.display import make_display
 from gasloc_p2p.founding import found, manifest_layer, pace_of, require_node_rule
 from gasloc_p2p.net.addresses import is_loopback
@@ -58,9 +60,13 @@ class ThreadCompute:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
 
-    async def run(self, work: Callable[[], T], *, inner_steps: int = 0) -> T:
-        """Run `work` in the thread; how many inner steps it does makes no difference here."""
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def step(self, model: LocalModel, lr: float) -> float:
+        """Do one inner step of `model` in the thread and return its loss."""
+        return await self.run(partial(model.step, lr))
 
     def close(self) -> None:
         """Let the thread end once it is idle."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from gasloc_p2p.config import LoadedConfig, default_toml, known_keys
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.stability import radius
+from gasloc_p2p.core.topology import TOPOLOGIES
 from gasloc_p2p.founding import check_outer
 
 
@@ -37,14 +38,19 @@ def check(loaded: LoadedConfig) -> None:
     """Check what only shows when values are taken together.
 
     Raises:
+        ConfigError: no outer rule, topology or codec has the name that is set.
         UnstableError: peers would drift apart with this outer step and topology.
     """
     check_outer(loaded.config)
-    outer = loaded.config.outer
-    found = radius(outer.rule, outer.lr, outer.momentum, outer.alpha, loaded.config.gossip.topology)
+    outer, topology = loaded.config.outer, loaded.config.gossip.topology
     print("all settings are accepted")
-    fixed = loaded.config.gossip.topology in ("complete", "cycle", "none")
-    what = "disagreement" if fixed else "mean square disagreement"
+    try:
+        found = radius(outer.rule, outer.lr, outer.momentum, outer.alpha, topology)
+    except ConfigError as error:
+        print(f"{error.what}: {error.why}")
+        return
+    redrawn = TOPOLOGIES.named(topology).redrawn
+    what = "mean square disagreement" if redrawn else "disagreement"
     print(
         f"without gradients, the {what} between peers goes to {found:.2f} of itself per round"
         " (below 1 they come together)"

@@ -18,6 +18,7 @@ SOLO = {"topology": "none"}
 def run(
     config: Config,
     *,
+    algorithm: str,
     peers: int,
     compare_solo: bool,
     report_path: Path | None,
@@ -27,6 +28,7 @@ def run(
 
     Args:
         config: settings of every peer.
+        algorithm: the name under which `config` was loaded.
         peers: how many.
         compare_solo: also train the same peers alone and report their mean loss.
         report_path: where the report goes, None for nowhere.
@@ -42,7 +44,7 @@ def run(
         rounds=config.run.rounds,
     )
     with display:
-        simulation = simulate(config, peers=peers, observe=display.observe)
+        simulation = simulate(config, peers=peers, observe=display.observe, algorithm=algorithm)
     solo_val_loss = None
     if compare_solo:
         display.say("training the same peers alone, for comparison")
@@ -98,5 +100,7 @@ def summary(report: SwarmReport) -> list[str]:
             f"consensus distance {report.consensus_distance:.4f} after training"
             + (f", {closing:.5f} after the closing rounds" if closing is not None else "")
         )
+    if report.simulated_s is not None:
+        lines.append(f"trained after {report.simulated_s:.1f} s of virtual time")
     lines.append(f"{report.wall_s:.1f} s")
     return lines

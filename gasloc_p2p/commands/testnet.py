@@ -223,7 +223,7 @@ def _report(
         run_digest=swarm.run_digest,
         config=config.model_dump(mode="json"),
         wall_s=wall_s,
-        learner=judge,
+        judge=judge,
         initial_theta=judge.theta(),
         peers=reports,
         thetas=thetas,

@@ -1,16 +1,17 @@
-"""How a flat parameter vector travels: as fp32 (`none`) or rounded to bfloat16 (`bf16`)."""
+"""How a flat parameter vector travels: as fp32 (`none`) or rounded to bfloat16 (`bf16`).
+
+Codecs are found by name in `CODECS`, where `register_codec` puts one's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.registry import Registry
 from gasloc_p2p.core.types import BytesLike
 
 
@@ -107,13 +108,21 @@ class CastCodec:
         return decoded
 
 
-CODECS: Mapping[str, Codec] = MappingProxyType(
-    {
-        "none": CastCodec(name="none", dtype=torch.float32),
-        "bf16": CastCodec(name="bf16", dtype=torch.bfloat16),
-    }
-)
-"""Every codec of this release by its name."""
+CODECS: Registry[Codec] = Registry("codec")
+"""Every codec by name, the default first."""
+
+
+def register_codec(codec: Codec) -> None:
+    """Make `codec` known by its name.
+
+    Raises:
+        ConfigError: the name is malformed or taken.
+    """
+    CODECS.register(codec.name, codec)
+
+
+register_codec(CastCodec(name="none", dtype=torch.float32))
+register_codec(CastCodec(name="bf16", dtype=torch.bfloat16))
 
 
 def codec_named(name: str) -> Codec:
@@ -122,9 +131,4 @@ def codec_named(name: str) -> Codec:
     Raises:
         ConfigError: there is no such codec.
     """
-    try:
-        return CODECS[name]
-    except KeyError:
-        raise ConfigError(
-            f"there is no codec {name!r}", fix=f"use one of: {', '.join(sorted(CODECS))}"
-        ) from None
+    return CODECS.named(name)

@@ -2,19 +2,22 @@
 
 Each rule is a row of the table in docs/design.md section 2. Throughout, g = theta^H - theta is the
 pseudo-gradient, eta the outer learning rate, gamma the outer momentum, and y = theta + eta g.
+Rules are found by name in `OUTER_RULES`, where `register_outer_rule` puts one's own.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -30,37 +33,42 @@ class OuterState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OuterRule(ABC):
-    """One outer update, applied by each peer alone.
+    """One outer update, applied by each peer alone; a subclass needs a `name` and a `step`.
 
-    Every method takes and returns tensors of one shape and dtype (fp32 or fp64), and changes none
-    of its arguments.
+    Every method takes and returns tensors of one dtype (fp32 or fp64), changes none of its
+    arguments, and treats every parameter alike: the last dimension is that of the parameters, and
+    others may come before it.
 
     Attributes:
         lr: eta.
         momentum: gamma.
         name: the rule's name in a configuration.
         vectors: how many vectors as long as theta `outgoing` consists of.
+        on_nodes: whether nodes run it too, and not the simulator alone.
     """
 
     name: ClassVar[str]
     vectors: ClassVar[int] = 1
+    on_nodes: ClassVar[bool] = True
 
     lr: float
     momentum: float
 
-    @abstractmethod
     def initial(self, theta: Tensor) -> OuterState:
-        """Return the memory with which a peer that holds `theta` begins its first round."""
+        """Return the memory with which a peer that holds `theta` begins; zeros by default."""
+        return OuterState(memory=torch.zeros_like(theta))
 
-    @abstractmethod
     def outgoing(self, theta_start: Tensor, theta_h: Tensor, state: OuterState) -> Tensor:
-        """Return what this peer contributes to the mix, `vectors` times as long as theta.
+        """Return what this peer contributes to the mix; `theta_h` by default.
+
+        It is `vectors` times as long as theta, one vector after the other.
 
         Args:
             theta_start: parameters at the start of the round.
             theta_h: parameters after the H local steps; the result may be this very tensor.
             state: memory at the start of the round.
         """
+        return theta_h
 
     @abstractmethod
     def step(
@@ -72,11 +80,34 @@ class OuterRule(ABC):
             theta_start: parameters at the start of the round.
             theta_h: parameters after the H local steps.
             mixed: the mix of the neighbours' and this peer's `outgoing`; the parameters that are
-                returned may be this very tensor.
+                returned may be this very tensor, the memory may not share it.
             state: memory at the start of the round.
         """
 
 
+OUTER_RULES: Registry[type[OuterRule]] = Registry("outer rule")
+"""Every outer rule by name, the default first."""
+
+R = TypeVar("R", bound=OuterRule)
+
+
+def register_outer_rule(rule: type[R]) -> type[R]:
+    """Make a class of outer rules known by its `name`; a class decorator.
+
+    Raises:
+        ConfigError: the name is malformed or taken, or the class has no `step`.
+    """
+    if inspect.isabstract(rule):
+        raise ConfigError(
+            f"the outer rule {rule.name!r} is not complete",
+            why="an outer rule says in `step` how a round changes the parameters",
+            fix="define `step`; see OuterRule in gasloc_p2p/core/outer.py",
+        )
+    OUTER_RULES.register(rule.name, rule)
+    return rule
+
+
+@register_outer_rule
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nesterov(OuterRule):
     """Mix theta^H, then step along D = theta - mixed with Nesterov momentum (the default).
@@ -86,12 +117,6 @@ class Nesterov(OuterRule):
     """
 
     name: ClassVar[str] = "nesterov"
-
-    def initial(self, theta: Tensor) -> OuterState:
-        return OuterState(memory=torch.zeros_like(theta))
-
-    def outgoing(self, theta_start: Tensor, theta_h: Tensor, state: OuterState) -> Tensor:
-        return theta_h
 
     def step(
         self, theta_start: Tensor, theta_h: Tensor, mixed: Tensor, state: OuterState
@@ -103,6 +128,7 @@ class Nesterov(OuterRule):
         return torch.sub(theta_start, descent, alpha=self.lr), OuterState(memory=velocity)
 
 
+@register_outer_rule
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Local(OuterRule):
     """Step alone with Nesterov momentum on the own pseudo-gradient, then mix.
@@ -112,9 +138,6 @@ class Local(OuterRule):
     """
 
     name: ClassVar[str] = "local"
-
-    def initial(self, theta: Tensor) -> OuterState:
-        return OuterState(memory=torch.zeros_like(theta))
 
     def outgoing(self, theta_start: Tensor, theta_h: Tensor, state: OuterState) -> Tensor:
         pseudo_gradient = theta_h - theta_start
@@ -129,6 +152,7 @@ class Local(OuterRule):
         return mixed, OuterState(memory=pseudo_gradient.add_(state.memory, alpha=self.momentum))
 
 
+@register_outer_rule
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lookahead(OuterRule):
     """Mix the extrapolated point: theta' = W [y + gamma (y - y_prev)].
@@ -138,6 +162,7 @@ class Lookahead(OuterRule):
     """
 
     name: ClassVar[str] = "lookahead"
+    on_nodes: ClassVar[bool] = False
 
     def initial(self, theta: Tensor) -> OuterState:
         return OuterState(memory=theta.clone())
@@ -152,6 +177,7 @@ class Lookahead(OuterRule):
         return mixed, OuterState(memory=_stepped(theta_start, theta_h, self.lr))
 
 
+@register_outer_rule
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PostMix(OuterRule):
     """Extrapolate what was mixed: z = W y; theta' = z + gamma (z - z_prev).
@@ -161,6 +187,7 @@ class PostMix(OuterRule):
     """
 
     name: ClassVar[str] = "post-mix"
+    on_nodes: ClassVar[bool] = False
 
     def initial(self, theta: Tensor) -> OuterState:
         return OuterState(memory=theta.clone())
@@ -176,6 +203,7 @@ class PostMix(OuterRule):
         return theta, OuterState(memory=mixed.clone())
 
 
+@register_outer_rule
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Printed(OuterRule):
     """The form one secondary source prints: theta' = W y + gamma (y - y_prev).
@@ -185,6 +213,7 @@ class Printed(OuterRule):
     """
 
     name: ClassVar[str] = "printed"
+    on_nodes: ClassVar[bool] = False
 
     def initial(self, theta: Tensor) -> OuterState:
         return OuterState(memory=theta.clone())
@@ -199,6 +228,7 @@ class Printed(OuterRule):
         return torch.add(mixed, y - state.memory, alpha=self.momentum), OuterState(memory=y)
 
 
+@register_outer_rule
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptThenAdd(OuterRule):
     """Mix the start of the round and add the own progress: theta' = W theta + g (DAdam).
@@ -210,9 +240,6 @@ class AdaptThenAdd(OuterRule):
 
     name: ClassVar[str] = "dadam"
 
-    def initial(self, theta: Tensor) -> OuterState:
-        return OuterState(memory=torch.zeros_like(theta))
-
     def outgoing(self, theta_start: Tensor, theta_h: Tensor, state: OuterState) -> Tensor:
         return theta_start
 
@@ -223,6 +250,7 @@ class AdaptThenAdd(OuterRule):
         return theta, OuterState(memory=torch.zeros_like(theta_start))
 
 
+@register_outer_rule
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoLoCo(OuterRule):
     """Average pseudo-gradients and parameters over the edge, with momentum that pulls together.
@@ -234,9 +262,6 @@ class NoLoCo(OuterRule):
 
     name: ClassVar[str] = "noloco"
     vectors: ClassVar[int] = 2
-
-    def initial(self, theta: Tensor) -> OuterState:
-        return OuterState(memory=torch.zeros_like(theta))
 
     def outgoing(self, theta_start: Tensor, theta_h: Tensor, state: OuterState) -> Tensor:
         return torch.cat((theta_start, theta_h - theta_start), dim=-1)
@@ -250,25 +275,13 @@ class NoLoCo(OuterRule):
         return theta_start + momentum, OuterState(memory=momentum)
 
 
-_RULES: dict[str, type[OuterRule]] = {
-    rule.name: rule for rule in (Nesterov, Local, Lookahead, PostMix, Printed, AdaptThenAdd, NoLoCo)
-}
-
-RULE_NAMES: tuple[str, ...] = tuple(_RULES)
-"""Every outer rule by name, the default first."""
-
-
 def outer_rule(name: str, *, lr: float, momentum: float) -> OuterRule:
     """Return the outer rule `name` with this learning rate (eta) and momentum (gamma).
 
     Raises:
         ConfigError: no rule has this name.
     """
-    if name not in _RULES:
-        raise ConfigError(
-            f"there is no outer rule {name!r}", fix=f"use one of {', '.join(RULE_NAMES)}"
-        )
-    return _RULES[name](lr=lr, momentum=momentum)
+    return OUTER_RULES.named(name)(lr=lr, momentum=momentum)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

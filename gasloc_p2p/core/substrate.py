@@ -1,4 +1,4 @@
-"""What a node needs from the world: a network, a clock, and somewhere to compute.
+"""What a node needs from the world: a network, a clock, a model, and somewhere to compute.
 
 `net/` with `commands/node.py` and `simulate/` each provide all of it, so `node/` runs unchanged on
 libp2p in real time and on an in-memory network in virtual time.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
+
+from torch import Tensor
 
 from gasloc_p2p.core.types import BytesLike, PeerId
 
@@ -108,14 +110,43 @@ class Clock(Protocol):
         ...
 
 
+class LocalModel(Protocol):
+    """A peer's own model with its data and its inner optimizer, whose moments never leave it."""
+
+    @property
+    def elements(self) -> int:
+        """Elements P of the flat parameter vector."""
+        ...
+
+    @property
+    def schema_digest(self) -> bytes:
+        """Digest of what the flat vector holds; peers exchange only when theirs agree."""
+        ...
+
+    def step(self, lr: float) -> float:
+        """Do one inner step at learning rate `lr` and return its loss in nats per token."""
+        ...
+
+    def theta(self) -> Tensor:
+        """Return a copy of the parameters, fp32 [P] on the CPU."""
+        ...
+
+    def load(self, flat: Tensor) -> None:
+        """Set the parameters from `flat`, fp32 [P]; the optimizer's moments stay."""
+        ...
+
+    def validation_loss(self, flat: Tensor | None = None) -> float:
+        """Return the loss of `flat`, fp32 [P], or of the current parameters, on held-out text."""
+        ...
+
+
 class Compute(Protocol):
     """Where blocking tensor work runs, off the event loop."""
 
-    async def run(self, work: Callable[[], T], *, inner_steps: int = 0) -> T:
-        """Run `work` and return its result.
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run `work` and return its result."""
+        ...
 
-        Args:
-            work: blocking function.
-            inner_steps: optimizer steps that it performs; what a virtual clock charges for.
-        """
+    async def step(self, model: LocalModel, lr: float) -> float:
+        """Do one inner step of `model` and return its loss; a virtual clock charges for it."""
         ...

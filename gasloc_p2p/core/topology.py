@@ -1,7 +1,8 @@
 """Who exchanges with whom: every peer computes the same graph from the seed, without asking.
 
 Order comes from hashes and never from a shuffle, so a peer that is missing from one view changes
-few of the other peers' edges. Source: docs/design.md section 3.
+few of the other peers' edges. Source: docs/design.md section 3. Topologies are found by name in
+`TOPOLOGIES`, where `register_topology` puts one's own.
 """
 
 from __future__ import annotations
@@ -11,28 +12,77 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, groupby
+from typing import Protocol, TypeVar
 
 from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.registry import Registry
 from gasloc_p2p.core.types import Edge, PeerId
 
 MayPair = Callable[[PeerId, PeerId], bool]
 """Whether two peers can connect; asked with the smaller id first."""
 
-TOPOLOGIES: tuple[str, ...] = ("pairs", "ring", "complete", "cycle", "none")
+
+class DrawEdges(Protocol):
+    """Says who exchanges with whom in a round, from nothing but its arguments."""
+
+    def __call__(
+        self, peers: Sequence[PeerId], /, *, seed: int, round: int, may_pair: MayPair
+    ) -> Iterable[Edge]:
+        """Return the edges of one round.
+
+        The ends of an edge come in either order. Repeated edges, edges from a peer to itself and
+        edges that `may_pair` forbids are left out by `build_graph`.
+
+        Args:
+            peers: the round's roster, sorted.
+            seed: the run's seed.
+            round: round number.
+            may_pair: whether two peers can connect; takes the smaller id first.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """A way to choose the edges of every round.
+
+    Attributes:
+        edges: chooses those of one round.
+        redrawn: whether they are chosen anew in each round.
+    """
+
+    edges: DrawEdges
+    redrawn: bool
+
+
+TOPOLOGIES: Registry[Topology] = Registry("topology")
 """Every topology by name, the default first."""
 
+D = TypeVar("D", bound=DrawEdges)
 
-def require_topology(topology: str) -> None:
-    """Check that `topology` is the name of a topology.
+
+def register_topology(name: str, *, redrawn: bool = False) -> Callable[[D], D]:
+    """Make a function that chooses edges known as the topology `name`; a decorator.
+
+    Every peer calls the function by itself, so it must depend on nothing but its arguments. The
+    stability of a topology that is not `redrawn` is that of its graph in round 0 with seed 0.
+    For one that is, the mean square disagreement is computed from the means of tr(W) and tr(W^2),
+    which assumes that rounds are drawn independently and that the draw favours no peer.
+
+    Args:
+        name: the topology's name in a configuration.
+        redrawn: whether the edges differ from round to round.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the name is malformed or taken.
     """
-    if topology not in TOPOLOGIES:
-        raise ConfigError(
-            f"there is no topology {topology!r}", fix=f"use one of {', '.join(TOPOLOGIES)}"
-        )
+
+    def register(edges: D) -> D:
+        TOPOLOGIES.register(name, Topology(edges=edges, redrawn=redrawn))
+        return edges
+
+    return register
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,37 +143,92 @@ def build_graph(
 ) -> Graph:
     """Return the graph of one round, the same whatever the order in which peers are given.
 
-    `pairs` draws one greedy matching per round, `ring` one closed ring per round, `cycle` one ring
-    for the whole run; `complete` joins everyone, `none` no one. Edges of a ring, a cycle or a
-    complete graph that `may_pair` forbids are left out. Source: docs/design.md section 3.
-
     Args:
-        topology: one of `TOPOLOGIES`.
+        topology: name of the topology.
         seed: the run's seed, shared by every peer.
         round: round number.
         peers: the round's roster.
-        may_pair: whether two peers can connect.
+        may_pair: whether two peers can connect; edges that it forbids are left out.
 
     Raises:
-        ConfigError: there is no such topology.
+        ConfigError: there is no such topology, or it names a peer that is not in the roster.
     """
-    require_topology(topology)
     members = tuple(sorted(set(peers)))
-    candidates: Iterable[Edge]
-    match topology:
-        case "pairs":
-            allowed = [edge for edge in combinations(members, 2) if may_pair(*edge)]
-            candidates = _greedy_matching(allowed, seed=seed, round=round)
-        case "ring":
-            candidates = _closed_ring(members, prefix=_field(seed) + _field(round))
-        case "cycle":
-            candidates = _closed_ring(members, prefix=_field(seed))
-        case "complete":
-            candidates = combinations(members, 2)
-        case _:
-            candidates = ()
-    edges = tuple(sorted(edge for edge in candidates if may_pair(*edge)))
+    candidates = TOPOLOGIES.named(topology).edges(
+        members, seed=seed, round=round, may_pair=may_pair
+    )
+    ordered = sorted((a, b) if a < b else (b, a) for a, b in candidates)
+    _check_ends(topology, members, ordered)
+    edges = tuple((a, b) for (a, b), _ in groupby(ordered) if a != b and may_pair(a, b))
     return Graph(topology=topology, round=round, peers=members, edges=edges)
+
+
+def _check_ends(topology: str, members: Sequence[PeerId], edges: Iterable[Edge]) -> None:
+    strangers = set[PeerId]().union(*edges).difference(members)
+    if strangers:
+        raise ConfigError(
+            f"the topology {topology!r} has an edge with {min(strangers)!r}",
+            why="that peer is not among those that the topology was given",
+            fix="make its edges from the peers of the round alone",
+        )
+
+
+@register_topology("pairs", redrawn=True)
+def _pairs(
+    peers: Sequence[PeerId], /, *, seed: int, round: int, may_pair: MayPair
+) -> Iterable[Edge]:
+    """One greedy matching per round."""
+    allowed = [edge for edge in combinations(peers, 2) if may_pair(*edge)]
+    return _greedy_matching(allowed, seed=seed, round=round)
+
+
+@register_topology("ring", redrawn=True)
+def _ring(
+    peers: Sequence[PeerId], /, *, seed: int, round: int, may_pair: MayPair
+) -> Iterable[Edge]:
+    """One closed ring per round."""
+    return _circulant(_in_hash_order(peers, seed, round), hops=(1,))
+
+
+@register_topology("complete")
+def _complete(
+    peers: Sequence[PeerId], /, *, seed: int, round: int, may_pair: MayPair
+) -> Iterable[Edge]:
+    """Everybody with everybody."""
+    return combinations(peers, 2)
+
+
+@register_topology("cycle")
+def _cycle(
+    peers: Sequence[PeerId], /, *, seed: int, round: int, may_pair: MayPair
+) -> Iterable[Edge]:
+    """One closed ring for the whole run."""
+    return _circulant(_in_hash_order(peers, seed), hops=(1,))
+
+
+@register_topology("exponential")
+def _exponential(
+    peers: Sequence[PeerId], /, *, seed: int, round: int, may_pair: MayPair
+) -> Iterable[Edge]:
+    """The ring of `cycle` with links to the peers 2, 4, 8, ... places away on both sides.
+
+    Source: Ying et al., "Exponential Graph is Provably Efficient for Decentralized Deep Training"
+    (2021), the static exponential graph, with links both ways.
+    """
+    return _circulant(_in_hash_order(peers, seed), hops=exponential_hops(len(peers)))
+
+
+@register_topology("none")
+def _none(
+    peers: Sequence[PeerId], /, *, seed: int, round: int, may_pair: MayPair
+) -> Iterable[Edge]:
+    """Nobody with anybody."""
+    return ()
+
+
+def exponential_hops(count: int) -> tuple[int, ...]:
+    """Return the powers of two up to half of `count` peers."""
+    return tuple(1 << exponent for exponent in range(count.bit_length() - 1))
 
 
 def _greedy_matching(allowed: Sequence[Edge], *, seed: int, round: int) -> list[Edge]:
@@ -152,11 +257,16 @@ def _greedy_matching(allowed: Sequence[Edge], *, seed: int, round: int) -> list[
     return matching
 
 
-def _closed_ring(members: Sequence[PeerId], *, prefix: bytes) -> set[Edge]:
-    """Return the edges of the ring of `members` in hash order (one for two peers, none for one)."""
-    order = sorted(members, key=lambda peer: _digest(prefix + _field(peer)))
-    following = order[1:] + order[:1]
-    return {(min(a, b), max(a, b)) for a, b in zip(order, following, strict=True) if a != b}
+def _circulant(order: Sequence[PeerId], *, hops: Iterable[int]) -> Iterable[Edge]:
+    """Yield an edge from every peer of the closed ring `order` to those so many places further."""
+    for hop in hops:
+        for place, peer in enumerate(order):
+            yield peer, order[(place + hop) % len(order)]
+
+
+def _in_hash_order(peers: Iterable[PeerId], *salt: int) -> list[PeerId]:
+    prefix = b"".join(map(_field, salt))
+    return sorted(peers, key=lambda peer: _digest(prefix + _field(peer)))
 
 
 def _field(value: int | str) -> bytes:

@@ -15,7 +15,7 @@ from gasloc_p2p.core.outer import OuterState
 from gasloc_p2p.core.pace import Pace, RoundPhase
 from gasloc_p2p.core.records import Verify
 from gasloc_p2p.core.roster import JOIN_ROUNDS
-from gasloc_p2p.core.substrate import Clock, Compute, Network
+from gasloc_p2p.core.substrate import Clock, Compute, LocalModel, Network
 from gasloc_p2p.core.types import MIXED_KINDS
 from gasloc_p2p.node.events import (
     Jumped,
@@ -32,7 +32,6 @@ from gasloc_p2p.node.report import RoundReport, peer_report
 from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.node.round import run_round
 from gasloc_p2p.node.state import STATE_PROTOCOL, Donor, State, StateRequest, fetch_state
-from gasloc_p2p.train.learner import Learner
 from gasloc_p2p.train.parameters import theta_digest
 
 GOODBYE_DEADLINE_S = 3.0
@@ -65,7 +64,7 @@ class Node:
         network: Network,
         clock: Clock,
         compute: Compute,
-        learner: Learner,
+        learner: LocalModel,
         pace: Pace,
         verify: Verify,
         observe: Observer,
@@ -89,7 +88,7 @@ class Node:
             observe=observe,
         )
         self._request = StateRequest(
-            run_digest=manifest.digest, schema_digest=learner.parameters_view.schema.digest
+            run_digest=manifest.digest, schema_digest=learner.schema_digest
         )
         self._round = 0
         self._manifest_due_s = 0.0
@@ -235,7 +234,7 @@ class Node:
             compute=peer.compute,
             request=self._request,
             donors=[p for p in membership.roster(current).peers if p != peer.id],
-            elements=peer.learner.parameters_view.schema.elements,
+            elements=peer.learner.elements,
             deadline_s=self._config.pace.edge_ceiling_s,
         )
         peer.theta, peer.memory = state.theta, OuterState(memory=state.memory)

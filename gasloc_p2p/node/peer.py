@@ -15,14 +15,19 @@ from gasloc_p2p.core.exchange import Exchange
 from gasloc_p2p.core.outer import OuterState, outer_rule
 from gasloc_p2p.core.pace import Pace, RoundPhase, lr_at
 from gasloc_p2p.core.roster import Roster
-from gasloc_p2p.core.substrate import Clock, Compute, Network, PeerUnreachableError
+from gasloc_p2p.core.substrate import (
+    Clock,
+    Compute,
+    LocalModel,
+    Network,
+    PeerUnreachableError,
+)
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
 from gasloc_p2p.node.edge import Contact
 from gasloc_p2p.node.events import Notice, Observer
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.node.membership import Membership
-from gasloc_p2p.train.learner import Learner
 
 KNOCK_PERIOD_S = 0.75
 KNOCK_DEADLINE_S = 5.0
@@ -34,6 +39,19 @@ REMEMBERED_CYCLES = 5
 REDIAL_S = (0.25, 0.5, 1.0)
 FIRST_REDIAL_S = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Pauses between dials; a partner never met before may still be spreading its address."""
+
+
+def inner_lr(config: Config, position: float) -> float:
+    """Return the learning rate at `position`, the round plus the fraction of it that is done."""
+    inner = config.inner
+    return lr_at(
+        position,
+        rounds=config.run.rounds,
+        peak=inner.lr,
+        warmup_rounds=inner.warmup_rounds,
+        min_ratio=inner.min_lr_ratio,
+        schedule=inner.schedule,
+    )
 
 
 class Peer:
@@ -50,7 +68,7 @@ class Peer:
         *,
         config: Config,
         run_digest: bytes,
-        learner: Learner,
+        learner: LocalModel,
         network: Network,
         membership: Membership,
         pace: Pace,
@@ -98,15 +116,7 @@ class Peer:
 
     def inner_lr(self, position: float) -> float:
         """Learning rate at `position`, the round plus the fraction of it that is done."""
-        inner = self.config.inner
-        return lr_at(
-            position,
-            rounds=self.config.run.rounds,
-            peak=inner.lr,
-            warmup_rounds=inner.warmup_rounds,
-            min_ratio=inner.min_lr_ratio,
-            schedule=inner.schedule,
-        )
+        return inner_lr(self.config, position)
 
     def edge_deadline_s(self, t: int, partner: PeerId, roster: Roster) -> float:
         """Seconds that an edge with `partner` may take."""
@@ -130,7 +140,7 @@ class Peer:
             protocol_max=PROTOCOL_VERSION,
             peer_id=self.id,
             run_digest=self._run_digest,
-            schema_digest=self.learner.parameters_view.schema.digest,
+            schema_digest=self.learner.schema_digest,
             round=t,
             roster_digest=roster_digest,
             codec=self.codec.name,

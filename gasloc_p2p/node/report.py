@@ -26,6 +26,7 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
         local_steps: inner steps done.
         train_loss: mean loss of these steps in nats per token, None without steps.
         edges: how each edge ended; empty when the peer was unpaired.
+        all_reduces: times that the whole swarm took a mean instead; the simulator's baselines do.
         bytes_sent, bytes_received: bytes over all edges.
         train_s, exchange_s, wait_s: seconds of training, of exchanging, and of the exchange
             the part before the partner answered.
@@ -36,6 +37,7 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     local_steps: int
     train_loss: float | None
     edges: tuple[EdgeReport, ...]
+    all_reduces: int = 0
     bytes_sent: int
     bytes_received: int
     train_s: float
@@ -120,7 +122,9 @@ def peer_report(
         local_steps=tuple(report.local_steps for report in training),
         train_loss=tuple(report.train_loss for report in training),
         val_loss=val_loss,
-        edges=EdgeCounts(**counts, unpaired=sum(not report.edges for report in rounds)),
+        edges=EdgeCounts(
+            **counts, unpaired=sum(not report.edges and not report.all_reduces for report in rounds)
+        ),
         bytes_sent=sum(report.bytes_sent for report in rounds),
         bytes_received=sum(report.bytes_received for report in rounds),
         train_s=sum(report.train_s for report in rounds),

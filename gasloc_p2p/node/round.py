@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -75,7 +74,7 @@ async def _local_steps(peer: Peer, t: int) -> list[float]:
     while budget.allows(len(losses), peer.clock.unix_s()):
         fraction = budget.fraction_done(len(losses), peer.clock.unix_s(), started_s=began_s)
         lr = peer.inner_lr(t + fraction)
-        losses.append(await peer.compute.run(partial(peer.learner.step, lr), inner_steps=1))
+        losses.append(await peer.compute.step(peer.learner, lr))
     return losses
 
 

@@ -7,6 +7,8 @@ import selectors
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from gasloc_p2p.core.substrate import LocalModel
+
 T = TypeVar("T")
 RESOLUTION_S = 1e-6
 
@@ -83,8 +85,14 @@ class InlineCompute:
     def __init__(self, *, step_s: float) -> None:
         self._step_s = step_s
 
-    async def run(self, work: Callable[[], T], *, inner_steps: int = 0) -> T:
-        """Run `work` at once, then let its virtual duration pass."""
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run `work` at once; it takes no virtual time."""
         result = work()
-        await asyncio.sleep(inner_steps * self._step_s)
+        await asyncio.sleep(0)
         return result
+
+    async def step(self, model: LocalModel, lr: float) -> float:
+        """Do one inner step at once, then let its virtual duration pass."""
+        loss = model.step(lr)
+        await asyncio.sleep(self._step_s)
+        return loss

@@ -1,63 +1,41 @@
-"""An in-memory network: streams between peers of one process, and the store they meet in."""
+"""An in-memory network: streams between peers of one process, and the store they meet in.
+
+Peers on ideal links without partitions meet at once. Otherwise their links decide when a stream
+is open, when bytes arrive and when the store answers, all in virtual time.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
+from typing import Final, TypeVar
 
-from blake3 import blake3
-
-from gasloc_p2p.core.records import Verify, open_record
+from gasloc_p2p.core.records import Record, Verify, open_record
 from gasloc_p2p.core.substrate import PeerUnreachableError, StreamHandler
 from gasloc_p2p.core.types import BytesLike, PeerId
+from gasloc_p2p.simulate.links import (
+    IDEAL,
+    Link,
+    Partition,
+    connected_from_s,
+    path_latency_s,
+    stream_bytes_s,
+)
+from gasloc_p2p.simulate.pipes import Lane, Path, Pipe, SlowPipe, window_bytes
+from gasloc_p2p.simulate.store import SplitStore, Store
 
-PIPE_BYTES = 1 << 20
-
-
-class _Pipe:
-    """One direction of a stream, with a byte limit."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[bytes] = deque()
-        self._buffered_bytes = 0
-        self._closed = False
-        self._changed = asyncio.Event()
-
-    async def put(self, data: BytesLike) -> None:
-        while self._buffered_bytes >= PIPE_BYTES and not self._closed:
-            self._changed.clear()
-            await self._changed.wait()
-        if self._closed:
-            raise ConnectionResetError("the other end closed the stream")
-        self._pieces.append(bytes(data))
-        self._buffered_bytes += len(data)
-        self._changed.set()
-
-    async def get(self, max_bytes: int) -> bytes:
-        while not self._pieces and not self._closed:
-            self._changed.clear()
-            await self._changed.wait()
-        if not self._pieces:
-            return b""
-        piece = self._pieces.popleft()
-        if len(piece) > max_bytes:
-            self._pieces.appendleft(piece[max_bytes:])
-            piece = piece[:max_bytes]
-        self._buffered_bytes -= len(piece)
-        self._changed.set()
-        return piece
-
-    def close(self) -> None:
-        self._closed = True
-        self._changed.set()
+T = TypeVar("T")
+DIAL_TIMEOUT_S: Final = 5.0
+"""How long a dial goes unanswered before the peer counts as unreachable."""
 
 
 class MemoryStream:
     """One end of an in-memory stream."""
 
-    def __init__(self, peer_id: PeerId, incoming: _Pipe, outgoing: _Pipe) -> None:
+    def __init__(self, peer_id: PeerId, incoming: Pipe, outgoing: Pipe) -> None:
         self._peer_id = peer_id
         self._incoming = incoming
         self._outgoing = outgoing
@@ -77,18 +55,40 @@ class MemoryStream:
 
     async def aclose(self) -> None:
         """Close both directions; bytes already written can still be read."""
-        self._incoming.close()
-        self._outgoing.close()
+        self._incoming.abandon()
+        self._outgoing.finish()
+
+
+@dataclass(kw_only=True, slots=True)
+class _Place:
+    """Where a peer is plugged in; it keeps it when it leaves and comes back."""
+
+    index: int
+    link: Link
+    uplink: Lane
+    downlink: Lane
 
 
 class Hub:
-    """Connects the networks of all simulated peers; use as an async context manager."""
+    """Connects the networks of all simulated peers; use as an async context manager.
 
-    def __init__(self, *, verify: Verify) -> None:
+    Args:
+        verify: checks a record's signature.
+        links: of the peers, in the order in which they are plugged in; those beyond are on
+            ideal ones.
+        partitions: when peers are cut off from others; the same order gives their indices.
+    """
+
+    def __init__(
+        self, *, verify: Verify, links: Sequence[Link] = (), partitions: Sequence[Partition] = ()
+    ) -> None:
         self._verify = verify
+        self._links = links
+        self._partitions = partitions
+        self._places: dict[PeerId, _Place] = {}
+        self._slow: set[PeerId] = set()
         self._peers: dict[PeerId, MemoryNetwork] = {}
-        self._records: dict[tuple[str, PeerId], tuple[float, bytes]] = {}
-        self._manifests: dict[tuple[str, bytes], bytes] = {}
+        self._store = SplitStore(partitions)
         self._handlers = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Hub:
@@ -106,10 +106,43 @@ class Hub:
         await self._handlers.__aexit__(kind, error, trace)
 
     def network(self, peer_id: PeerId, sign: Callable[[bytes], bytes]) -> MemoryNetwork:
-        """Plug a peer in."""
-        network = MemoryNetwork(self, peer_id, sign)
+        """Plug a peer in; one that was here before has its old index and link."""
+        index = len(self._places)
+        link = self._links[index] if index < len(self._links) else IDEAL
+        place = self._places.setdefault(
+            peer_id,
+            _Place(
+                index=index,
+                link=link,
+                uplink=Lane(link.upload_bytes_s),
+                downlink=Lane(link.download_bytes_s),
+            ),
+        )
+        if place.link != IDEAL:
+            self._slow.add(peer_id)
+        network = MemoryNetwork(self, peer_id, sign, place.link.latency_s)
         self._peers[peer_id] = network
         return network
+
+    def is_instant(self, dialer: PeerId, peer: PeerId) -> bool:
+        """Whether nothing ever holds up what goes between two peers."""
+        return not self._partitions and dialer not in self._slow and peer not in self._slow
+
+    async def reach(self, dialer: PeerId, peer: PeerId) -> None:
+        """Take the time that a dial takes: a round trip, or the wait for an answer.
+
+        Raises:
+            PeerUnreachableError: the two are cut off from each other for `DIAL_TIMEOUT_S`.
+        """
+        near, far = self._places[dialer], self._places.get(peer)
+        if far is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        cut_s = self._connected_from_s(near.index, far.index, now_s) - now_s
+        if cut_s > DIAL_TIMEOUT_S:
+            await asyncio.sleep(DIAL_TIMEOUT_S)
+            raise PeerUnreachableError(f"{peer} did not answer for {DIAL_TIMEOUT_S:g} s")
+        await asyncio.sleep(cut_s + 2 * path_latency_s(near.link, far.link))
 
     def connect(self, dialer: PeerId, peer: PeerId, protocol: str) -> MemoryStream:
         """Open a stream and start the peer's handler for it."""
@@ -117,40 +150,47 @@ class Hub:
         handler = target.handlers.get(protocol) if target is not None else None
         if target is None or handler is None:
             raise PeerUnreachableError(f"{peer} does not answer to {protocol}")
-        there, back = _Pipe(), _Pipe()
+        there, back = self._pipes(dialer, peer)
         target.running.add(
             self._handlers.create_task(_serve(handler, MemoryStream(dialer, there, back)))
         )
         return MemoryStream(peer, back, there)
 
-    def store_record(self, signed: bytes) -> bool:
-        """Replace a peer's record unless the old one expires as late, as the real store does.
+    def _pipes(self, dialer: PeerId, peer: PeerId) -> tuple[Pipe, Pipe]:
+        if self.is_instant(dialer, peer):
+            return Pipe(), Pipe()
+        near, far = self._places[dialer], self._places[peer]
+        there, back = SlowPipe(self._path(near, far)), SlowPipe(self._path(far, near))
+        there.opposite, back.opposite = back, there
+        return there, back
 
-        Returns:
-            Whether the record was taken.
+    def _path(self, sender: _Place, receiver: _Place) -> Path:
+        latency_s = path_latency_s(sender.link, receiver.link)
+        stream_rate = stream_bytes_s(sender.link, receiver.link)
+        rate = min(stream_rate, sender.link.upload_bytes_s, receiver.link.download_bytes_s)
+        return Path(
+            uplink=sender.uplink,
+            downlink=receiver.downlink,
+            latency_s=latency_s,
+            stream_bytes_s=stream_rate,
+            window_bytes=window_bytes(rate, latency_s),
+            connected_from_s=partial(self._connected_from_s, sender.index, receiver.index),
+        )
+
+    def _connected_from_s(self, a: int, b: int, at_s: float) -> float:
+        return connected_from_s(self._partitions, a, b, at_s)
+
+    def store_of(self, peer: PeerId) -> Store:
+        """Return the record store as a peer that is plugged in finds it."""
+        return self._store.at(self._places[peer].index, asyncio.get_running_loop().time())
+
+    def open_record(self, signed: bytes) -> Record:
+        """Check a record as the real store does.
 
         Raises:
             RecordError: the record is malformed or its signature is not its peer's.
         """
-        record = open_record(signed, verify=self._verify)
-        key = (record.run_id, record.peer_id)
-        known = self._records.get(key)
-        if known is not None and record.expires_at <= known[0]:
-            return False
-        self._records[key] = (record.expires_at, signed)
-        return True
-
-    def records(self, run_id: str) -> list[bytes]:
-        """Return all records of a run."""
-        return [signed for (run, _), (_, signed) in self._records.items() if run == run_id]
-
-    def store_manifest(self, run_id: str, manifest: bytes) -> None:
-        """Store a manifest under its digest."""
-        self._manifests[run_id, blake3(manifest).digest()] = manifest
-
-    def manifest(self, run_id: str, digest: bytes) -> bytes | None:
-        """Return the manifest with this digest."""
-        return self._manifests.get((run_id, digest))
+        return open_record(signed, verify=self._verify)
 
     def unplug(self, peer_id: PeerId) -> None:
         """Remove a peer; its records stay."""
@@ -162,12 +202,22 @@ async def _serve(handler: StreamHandler, stream: MemoryStream) -> None:
 
 
 class MemoryNetwork:
-    """One simulated peer's `Network`; deadlines hold trivially, as nothing is ever slow."""
+    """One simulated peer's `Network`.
 
-    def __init__(self, hub: Hub, peer_id: PeerId, sign: Callable[[bytes], bytes]) -> None:
+    Args:
+        hub: what it is plugged into.
+        peer_id: its identity.
+        sign: signs with that identity.
+        latency_s: seconds one way between the peer and the backbone.
+    """
+
+    def __init__(
+        self, hub: Hub, peer_id: PeerId, sign: Callable[[bytes], bytes], latency_s: float
+    ) -> None:
         self._hub = hub
         self._peer_id = peer_id
         self._sign = sign
+        self._latency_s = latency_s
         self.handlers: dict[str, StreamHandler] = {}
         self.running: set[asyncio.Task[None]] = set()
 
@@ -182,7 +232,11 @@ class MemoryNetwork:
 
     async def open_stream(self, peer: PeerId, protocol: str, *, deadline_s: float) -> MemoryStream:
         """Open a stream; see `Network.open_stream`."""
-        return self._hub.connect(self._peer_id, peer, protocol)
+        if self._hub.is_instant(self._peer_id, peer):
+            return self._hub.connect(self._peer_id, peer, protocol)
+        async with asyncio.timeout(deadline_s):
+            await self._hub.reach(self._peer_id, peer)
+            return self._hub.connect(self._peer_id, peer, protocol)
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Register a handler; see `Network.serve`."""
@@ -190,22 +244,44 @@ class MemoryNetwork:
 
     async def publish_record(self, signed: bytes, *, deadline_s: float) -> bool:
         """Store this peer's record; see `Network.publish_record`."""
-        return self._hub.store_record(signed)
+        record = self._hub.open_record(signed)
+        return await self._ask(
+            lambda store: store.put_record(record, signed), deadline_s, too_late=False
+        )
 
     async def fetch_records(self, run_id: str, *, deadline_s: float) -> Sequence[bytes]:
         """Return the records of a run; see `Network.fetch_records`."""
-        return self._hub.records(run_id)
+        return await self._ask(lambda store: store.records(run_id), deadline_s, too_late=[])
 
     async def publish_manifest(self, run_id: str, manifest: bytes, *, deadline_s: float) -> bool:
         """Store a manifest; see `Network.publish_manifest`."""
-        self._hub.store_manifest(run_id, manifest)
-        return True
+
+        def put(store: Store) -> bool:
+            store.put_manifest(run_id, manifest)
+            return True
+
+        return await self._ask(put, deadline_s, too_late=False)
 
     async def fetch_manifest(
         self, run_id: str, digest: bytes, *, deadline_s: float
     ) -> bytes | None:
         """Return a manifest; see `Network.fetch_manifest`."""
-        return self._hub.manifest(run_id, digest)
+        return await self._ask(
+            lambda store: store.manifest(run_id, digest), deadline_s, too_late=None
+        )
+
+    async def _ask(self, question: Callable[[Store], T], deadline_s: float, *, too_late: T) -> T:
+        """Return the store's answer after a round trip, or `too_late` when that takes longer."""
+        latency_s = self._latency_s
+        if latency_s == 0:
+            return question(self._hub.store_of(self._peer_id))
+        if 2 * latency_s > deadline_s:
+            await asyncio.sleep(deadline_s)
+            return too_late
+        await asyncio.sleep(latency_s)
+        answer = question(self._hub.store_of(self._peer_id))
+        await asyncio.sleep(latency_s)
+        return answer
 
     async def aclose(self) -> None:
         """Unplug this peer and end its handlers."""

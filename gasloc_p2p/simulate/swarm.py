@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from gasloc_p2p.algorithms import ALGORITHMS
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.manifest import Manifest
 from gasloc_p2p.founding import found, pace_of
 from gasloc_p2p.net.identity import Identity
-from gasloc_p2p.node.events import Event
 from gasloc_p2p.node.node import Node
 from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.report import SwarmReport, swarm_report
-from gasloc_p2p.simulate.clock import InlineCompute, VirtualClock, VirtualTimeLoop
+from gasloc_p2p.simulate.clock import VirtualClock, VirtualTimeLoop
+from gasloc_p2p.simulate.collective import AllReduce, require_collective, run_collective
+from gasloc_p2p.simulate.engine import Engine, build_engine
+from gasloc_p2p.simulate.links import check_partitions, links_of, parse_partition
 from gasloc_p2p.simulate.network import Hub
+from gasloc_p2p.simulate.observer import SwarmObserver, Timeline
 from gasloc_p2p.train.data import Corpus, load_corpus
 from gasloc_p2p.train.learner import Learner, build_learner
-
-SwarmObserver = Callable[[int, Event], None]
-"""Told the index of a peer and what happened to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,34 +41,69 @@ class Simulation:
     results: Sequence[NodeResult]
 
 
-def simulate(config: Config, *, peers: int, observe: SwarmObserver) -> Simulation:
+def simulate(
+    config: Config, *, peers: int, observe: SwarmObserver, algorithm: str = "gasloc"
+) -> Simulation:
     """Run a swarm of `peers` to its end and report on it.
 
-    Deterministic: the same arguments give the same report but for `wall_s`. With codec `none` and
-    one thread the parameters equal those of a real swarm with the same seed, bit for bit.
+    Deterministic: the same arguments give the same report but for `wall_s`. With engine `exact`,
+    codec `none` and one thread the parameters equal those of a real swarm with the same seed, bit
+    for bit.
 
     Args:
         config: settings of every peer; round 0 waits for `run.initial_peers` of them.
         peers: how many.
         observe: told what happens as it happens.
+        algorithm: one of `ALGORITHMS`, whose settings `config` has; it says whether nodes gossip
+            or everybody waits for an all-reduce.
+
+    Raises:
+        ConfigError: a link or partition makes no sense, or a setting that the algorithm lacks.
     """
     began_s = time.monotonic()
-    torch.set_num_threads(config.node.threads)
-    corpus = load_corpus(config.data)
+    stacked = config.simulate.engine == "batched"
+    # The batched engine has threads of its own, which torch's would only hinder.
+    torch.set_num_threads(1 if stacked else config.node.threads)
+    links = links_of(config.simulate.links, peers)
+    partitions = [parse_partition(text) for text in config.simulate.partitions]
+    check_partitions(partitions, peers)
+    collective = ALGORITHMS[algorithm].collective
+    if collective:
+        require_collective(algorithm, config)
     manifest = found(config, now_s=0.0)
+    identities = [Identity.derived(config.run.seed, index) for index in range(peers)]
+    peer_ids = [identity.peer_id for identity in identities]
+    engine = build_engine(config, peer_ids, load_corpus(config.data))
+    initial_theta = engine.models[0].theta()
+    timeline = Timeline(observe)
+
+    async def run() -> Sequence[NodeResult]:
+        if collective:
+            return await run_collective(
+                algorithm,
+                config,
+                engine=engine,
+                peer_ids=peer_ids,
+                all_reduce=AllReduce(links=links, partitions=partitions),
+                observe=timeline.observe,
+            )
+        hub = Hub(verify=Identity.verify, links=links, partitions=partitions)
+        return await _swarm(config, manifest, hub, identities, engine, timeline.observe)
+
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        results = runner.run(_swarm(config, manifest, corpus, peers, observe))
-    judge = learner_of(config, peer_id="", corpus=corpus)
+        results = runner.run(run())
     report = swarm_report(
         run_digest=manifest.digest,
         config=config.model_dump(mode="json"),
         wall_s=time.monotonic() - began_s,
-        learner=judge,
-        initial_theta=judge.theta(),
+        judge=engine.models[0],
+        initial_theta=initial_theta,
         peers=[result.report for result in results],
         thetas=[result.theta for result in results],
         closing_thetas=[result.closing_theta for result in results],
         solo_val_loss=None,
+        simulated_s=timeline.trained_s,
+        curve=timeline.curve(),
     )
     return Simulation(report=report, results=results)
 
@@ -85,19 +121,23 @@ def learner_of(config: Config, *, peer_id: str, corpus: Corpus) -> Learner:
 
 
 async def _swarm(
-    config: Config, manifest: Manifest, corpus: Corpus, peers: int, observe: SwarmObserver
+    config: Config,
+    manifest: Manifest,
+    hub: Hub,
+    identities: Sequence[Identity],
+    engine: Engine,
+    observe: SwarmObserver,
 ) -> Sequence[NodeResult]:
-    async with Hub(verify=Identity.verify) as hub, asyncio.TaskGroup() as tasks:
+    async with hub, asyncio.TaskGroup() as tasks:
         running = []
-        for index in range(peers):
-            identity = Identity.derived(config.run.seed, index)
+        for index, identity in enumerate(identities):
             node = Node(
                 config=config,
                 manifest=manifest,
                 network=hub.network(identity.peer_id, identity.sign),
                 clock=VirtualClock(),
-                compute=InlineCompute(step_s=config.simulate.step_s),
-                learner=learner_of(config, peer_id=identity.peer_id, corpus=corpus),
+                compute=engine.compute,
+                learner=engine.models[index],
                 pace=pace_of(config, manifest),
                 verify=Identity.verify,
                 observe=partial(observe, index),

@@ -67,20 +67,22 @@ class Learner:
         With a gradient that is not finite neither parameters nor moments change, so that this peer
         can go on from good parameters; such a loss is usually not finite either.
         """
-        tokens = self.cursor.batch(
-            self._train,
-            batch_size=self._inner.batch_size,
-            sequence_length=self._sequence_length,
-        )
-        self._optimizer.zero_grad()
-        loss = self._loss(tokens)
-        torch.autograd.backward(loss)
-        norm = nn.utils.clip_grad_norm_(self._trainable, self._inner.clip_norm, foreach=True)
-        if torch.isfinite(norm):
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-            self._optimizer.step()
-        return loss.item()
+        loss = self._backward()
+        self._move(lr)
+        return loss
+
+    def gradient(self) -> tuple[Tensor, float]:
+        """Return the gradient on the next batch, fp32 [elements], unclipped, and the loss."""
+        loss = self._backward()
+        return self.parameters_view.read_gradient(), loss
+
+    def apply(self, gradient: Tensor, lr: float) -> None:
+        """Do one optimizer step at learning rate `lr` with `gradient`, fp32 [elements]; clips it.
+
+        With a gradient that is not finite nothing changes.
+        """
+        self.parameters_view.write_gradient(gradient)
+        self._move(lr)
 
     def validation_loss(self, flat: Tensor | None = None) -> float:
         """Return the mean loss in nats per byte over the fixed validation windows.
@@ -98,6 +100,16 @@ class Learner:
         finally:
             self.load(current)
 
+    @property
+    def elements(self) -> int:
+        """Elements of the flat parameter vector."""
+        return self.parameters_view.schema.elements
+
+    @property
+    def schema_digest(self) -> bytes:
+        """Digest of what the flat vector holds."""
+        return self.parameters_view.schema.digest
+
     def theta(self) -> Tensor:
         """Return a copy of the parameters, fp32 [elements] on the CPU."""
         return self.parameters_view.read()
@@ -105,6 +117,25 @@ class Learner:
     def load(self, flat: Tensor) -> None:
         """Set the parameters from `flat`, fp32 [elements]; the moments stay as they are."""
         self.parameters_view.write(flat)
+
+    def _backward(self) -> float:
+        """Leave the gradient on the next batch in the parameters and return the loss."""
+        tokens = self.cursor.batch(
+            self._train,
+            batch_size=self._inner.batch_size,
+            sequence_length=self._sequence_length,
+        )
+        self._optimizer.zero_grad()
+        loss = self._loss(tokens)
+        torch.autograd.backward(loss)
+        return loss.item()
+
+    def _move(self, lr: float) -> None:
+        norm = nn.utils.clip_grad_norm_(self._trainable, self._inner.clip_norm, foreach=True)
+        if torch.isfinite(norm):
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
 
     def _evaluate(self) -> float:
         self._model.eval()

@@ -17,6 +17,9 @@ from gasloc_p2p.train.settings import PresetName
 VOCABULARY = 256
 """Tokens are bytes."""
 
+ROPE_BASE = 10_000.0
+NORM_EPSILON = 1e-5
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
@@ -36,6 +39,12 @@ PRESETS: Mapping[PresetName, Preset] = {
     ),
     "tiny": Preset(
         layers=4, width=128, feed_forward=512, heads=4, key_value_heads=2, sequence_length=128
+    ),
+    "134m": Preset(
+        layers=12, width=1024, feed_forward=2784, heads=16, key_value_heads=4, sequence_length=1024
+    ),
+    "551m": Preset(
+        layers=22, width=1536, feed_forward=4064, heads=24, key_value_heads=8, sequence_length=1024
     ),
 }
 
@@ -60,8 +69,8 @@ def build_model(preset: PresetName, seed: int) -> nn.Module:
         num_attention_heads=size.heads,
         num_key_value_heads=size.key_value_heads,
         max_position_embeddings=size.sequence_length,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_BASE},
+        rms_norm_eps=NORM_EPSILON,
         tie_word_embeddings=True,
         use_cache=False,
         bos_token_id=None,

@@ -90,16 +90,37 @@ class ParameterView:
         Raises:
             ValueError: `flat` has another shape or dtype.
         """
+        for part, parameter in zip(self._split(flat), self._parameters, strict=True):
+            parameter.copy_(part)
+
+    def read_gradient(self) -> Tensor:
+        """Return a copy of the gradient, fp32 [elements] on the CPU; 0 where there is none."""
+        flat = torch.zeros(self.schema.elements, dtype=torch.float32)
+        for part, parameter in zip(self._split(flat), self._parameters, strict=True):
+            if parameter.grad is not None:
+                part.copy_(parameter.grad)
+        return flat
+
+    def write_gradient(self, flat: Tensor) -> None:
+        """Set the gradient from `flat`, fp32 [elements], rounded to each parameter's dtype.
+
+        Raises:
+            ValueError: `flat` has another shape or dtype.
+        """
+        for part, parameter in zip(self._split(flat), self._parameters, strict=True):
+            parameter.grad = part.to(parameter, copy=True)
+
+    def _split(self, flat: Tensor) -> Iterator[Tensor]:
+        """Yield the part of `flat` that each parameter has, as a view of its shape.
+
+        Raises:
+            ValueError: `flat` has another shape or dtype.
+        """
         elements = self.schema.elements
         if flat.shape != (elements,) or flat.dtype != torch.float32:
             raise ValueError(
                 f"expected torch.float32 [{elements}], not {flat.dtype} {list(flat.shape)}"
             )
-        for part, parameter in zip(self._split(flat), self._parameters, strict=True):
-            parameter.copy_(part)
-
-    def _split(self, flat: Tensor) -> Iterator[Tensor]:
-        """Yield the part of `flat` that each parameter has, as a view of its shape."""
         for part, shape in zip(
             flat.split_with_sizes(self.schema.sizes), self.schema.shapes, strict=True
         ):

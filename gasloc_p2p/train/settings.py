@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PresetName: TypeAlias = Literal["nano", "tiny"]
+PresetName: TypeAlias = Literal["nano", "tiny", "134m", "551m"]
 
 
 class _Settings(BaseModel):
@@ -18,7 +18,7 @@ class ModelConfig(_Settings):
 
     preset: PresetName = Field(
         default="nano",
-        description="Model size: nano (0.1 M parameters) or tiny (1 M parameters).",
+        description="Model size: nano (0.1 M parameters), tiny (1 M), 134m or 551m.",
     )
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gasloc_p2p.core.outer import MixPart, OuterRule, OuterState, mix, outer_rule
-from gasloc_p2p.core.topology import TOPOLOGIES, Graph, build_graph
+from gasloc_p2p.core.topology import Graph, build_graph
 
+TOPOLOGIES = ("pairs", "ring", "complete", "cycle", "exponential", "none")
 EXACT_RULES = ("nesterov", "local", "lookahead", "post-mix")
 
 Wire = Callable[[Tensor], Tensor]
@@ -82,6 +83,33 @@ def test_contraction_per_round(topology: str, peers: int, rate: float) -> None:
     error = shares.std().item() / math.sqrt(rounds)
     assert error < 0.01
     assert shares.mean().item() == pytest.approx(rate, abs=4 * error)
+
+
+@pytest.mark.parametrize(
+    ("peers", "rate"),
+    # With 2^m peers it is 1 - 2/m; any others are told by their slowest wave.
+    [(8, 1 / 3), (16, 1 / 2), (32, 3 / 5), (64, 2 / 3), (6, None), (13, None), (50, None)],
+)
+def test_contraction_per_round_on_the_exponential_graph(peers: int, rate: float | None) -> None:
+    powers = [power for power in (1, 2, 4, 8, 16, 32) if 2 * power <= peers]
+    places = {place % peers for power in powers for place in (power, -power)}
+    slowest = max(
+        abs(1 + sum(math.cos(math.tau * wave * place / peers) for place in places))
+        for wave in range(1, peers)
+    ) / (1 + len(places))
+    rule = outer_rule("nesterov", lr=1.0, momentum=0.0)
+    graph = build_graph("exponential", seed=4, round=0, peers=names(peers))
+    theta = torch.randn(peers, 3, dtype=torch.float64, generator=seeded(2))
+    shares = []
+    for _ in range(300):
+        # Rounding brings a little of the mean back.
+        theta = (theta - theta.mean(0)) / theta.norm()
+        before = theta.norm().item()
+        theta, _ = round_of(rule, graph, theta, theta, rule.initial(theta))
+        shares.append(theta.norm().item() / before)
+    assert max(shares) <= slowest + 1e-12
+    assert shares[-1] == pytest.approx(slowest, abs=1e-6)
+    assert rate is None or slowest == pytest.approx(rate, abs=1e-12)
 
 
 @pytest.mark.parametrize(

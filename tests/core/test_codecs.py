@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gasloc_p2p.core.codecs import CODECS, Codec, codec_named
+from gasloc_p2p.core.codecs import CODECS, CastCodec, Codec, codec_named, register_codec
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.types import BytesLike
 
-EVERY_CODEC = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+NONE, BF16 = codec_named("none"), codec_named("bf16")
+EVERY_CODEC = pytest.mark.parametrize("codec", [NONE, BF16], ids=["none", "bf16"])
 
 fp32_bits = st.lists(st.integers(0, 2**32 - 1), max_size=64)
 
@@ -36,9 +37,9 @@ def decode(codec: Codec, codes: BytesLike, own: Tensor) -> Tensor:
 @given(bits=fp32_bits)
 def test_none_is_the_little_endian_bits_themselves(bits: list[int]) -> None:
     x = vector(bits)
-    codes = encode(CODECS["none"], x)
+    codes = encode(NONE, x)
     assert bytes(codes) == np.array(bits, dtype="<u4").tobytes()
-    back = decode(CODECS["none"], codes, x)
+    back = decode(NONE, codes, x)
     assert back.view(torch.int32).tolist() == x.view(torch.int32).tolist()
 
 
@@ -46,14 +47,14 @@ def test_none_is_the_little_endian_bits_themselves(bits: list[int]) -> None:
 @given(bits=fp32_bits)
 def test_bf16_rounds_to_nearest_even(bits: list[int]) -> None:
     x = vector(bits)
-    codes = encode(CODECS["bf16"], x)
+    codes = encode(BF16, x)
     got = np.frombuffer(codes, dtype="<u2").astype(np.uint32)
     exact = np.array(bits, dtype=np.uint64)
     expected = ((exact + 0x7FFF + ((exact >> 16) & 1)) >> 16).astype(np.uint32)
     finite_or_inf = ~np.isnan(x.numpy())
     assert (got[finite_or_inf] == expected[finite_or_inf]).all()
 
-    back = decode(CODECS["bf16"], codes, x)
+    back = decode(BF16, codes, x)
     assert back.dtype == torch.float32
     assert torch.isnan(back).tolist() == torch.isnan(x).tolist()
     kept = back.numpy()[finite_or_inf].view(np.uint32)
@@ -134,13 +135,21 @@ def test_only_flat_fp32_is_encoded(codec: Codec, x: Tensor) -> None:
 
 
 def test_codecs_are_found_by_name() -> None:
-    for name, codec in CODECS.items():
-        assert codec_named(name) is codec
-        assert codec.name == name
+    assert CODECS.names[:2] == ("none", "bf16"), "the default comes first"
+    for name in CODECS.names:
+        assert codec_named(name).name == name
+
+
+def test_a_codec_of_ones_own_is_found_by_its_name() -> None:
+    codec = CastCodec(name="test-codecs-fp16", dtype=torch.float16)
+    register_codec(codec)
+    assert codec_named("test-codecs-fp16") is codec
+    with pytest.raises(ConfigError, match="already"):
+        register_codec(codec)
 
 
 def test_an_unknown_codec_is_told_with_the_known_ones() -> None:
     with pytest.raises(ConfigError) as caught:
         codec_named("zip")
     assert "'zip'" in str(caught.value)
-    assert "bf16, none" in str(caught.value)
+    assert "'none', 'bf16'" in str(caught.value)

@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gasloc_p2p.core.errors import ConfigError
-from gasloc_p2p.core.outer import RULE_NAMES, MixPart, OuterState, mix, outer_rule
+from gasloc_p2p.core.outer import (
+    OUTER_RULES,
+    MixPart,
+    OuterRule,
+    OuterState,
+    mix,
+    outer_rule,
+    register_outer_rule,
+)
 
 DTYPES = (torch.float32, torch.float64)
+RULE_NAMES = ("nesterov", "local", "lookahead", "post-mix", "printed", "dadam", "noloco")
 
 
 def scalar(value: float) -> Tensor:
@@ -118,13 +127,50 @@ def test_the_memory_shares_nothing_with_the_parameters(name: str) -> None:
 
 
 def test_rules_are_found_by_name_and_frozen() -> None:
-    assert RULE_NAMES[0] == "nesterov", "the default comes first"
-    assert len(set(RULE_NAMES)) == 7
+    assert OUTER_RULES.names[:7] == RULE_NAMES, "the default comes first"
     for name in RULE_NAMES:
         rule = outer_rule(name, lr=0.7, momentum=0.9)
         assert (rule.name, rule.lr, rule.momentum) == (name, 0.7, 0.9)
         with pytest.raises(FrozenInstanceError):
             rule.lr = 1.0  # type: ignore[misc]  # assigning to a frozen field is the test
+
+
+def test_rules_for_comparison_are_not_for_nodes() -> None:
+    for name in RULE_NAMES:
+        expected = name not in ("lookahead", "post-mix", "printed")
+        assert OUTER_RULES.named(name).on_nodes == expected
+
+
+def test_a_rule_of_ones_own_needs_a_name_and_a_step() -> None:
+    @register_outer_rule
+    class HeavyBall(OuterRule):
+        name = "test-outer-heavy-ball"
+
+        def step(
+            self, theta_start: Tensor, theta_h: Tensor, mixed: Tensor, state: OuterState
+        ) -> tuple[Tensor, OuterState]:
+            memory = self.momentum * state.memory + mixed - theta_start
+            return theta_start + self.lr * memory, OuterState(memory=memory)
+
+    rule = outer_rule("test-outer-heavy-ball", lr=0.1, momentum=0.5)
+    assert isinstance(rule, HeavyBall)
+    assert rule.on_nodes
+    assert rule.initial(scalar(7.0)).memory.tolist() == [0.0]
+    start, end, state = scalar(1.0), scalar(2.0), OuterState(memory=scalar(0.5))
+    assert rule.outgoing(start, end, state) is end
+    # m' = .25 + 3 - 1, 1 + .1 m'
+    stepped, kept = rule.step(start, end, scalar(3.0), state)
+    assert kept.memory.item() == pytest.approx(2.25, rel=1e-15)
+    assert stepped.item() == pytest.approx(1.225, rel=1e-15)
+
+
+def test_a_rule_without_a_step_is_refused() -> None:
+    class Idle(OuterRule):
+        name = "test-outer-idle"
+
+    with pytest.raises(ConfigError, match="'test-outer-idle' is not complete"):
+        register_outer_rule(Idle)  # type: ignore[type-abstract]  # refusing it is the test
+    assert "test-outer-idle" not in OUTER_RULES
 
 
 def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:

@@ -7,15 +7,25 @@ from hashlib import sha256
 from itertools import combinations
 
 import networkx as nx  # type: ignore[import-untyped]  # networkx ships no type information
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from gasloc_p2p.core.errors import ConfigError
-from gasloc_p2p.core.topology import TOPOLOGIES, Graph, MayPair, build_graph
+from gasloc_p2p.core.topology import (
+    TOPOLOGIES,
+    Graph,
+    MayPair,
+    build_graph,
+    exponential_hops,
+    register_topology,
+)
 from gasloc_p2p.core.types import Edge, PeerId
 
-topologies = st.sampled_from(TOPOLOGIES)
+NAMES = ("pairs", "ring", "complete", "cycle", "exponential", "none")
+topologies = st.sampled_from(NAMES)
 seeds = st.integers(0, 2**63 - 1)
 rounds = st.integers(0, 2**31 - 1)
 rosters = st.sets(st.text("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdef", min_size=1), max_size=12)
@@ -55,7 +65,9 @@ def test_graphs_are_simple_allowed_symmetric_and_of_bounded_degree(
     for a, b in graph.edges:
         assert a < b
         assert may_pair(a, b)
-    bound = {"pairs": 1, "ring": 2, "cycle": 2, "complete": max(0, len(peers) - 1), "none": 0}
+    everybody = max(0, len(peers) - 1)
+    bound = {"pairs": 1, "ring": 2, "cycle": 2, "complete": everybody, "none": 0}
+    bound["exponential"] = min(everybody, 2 * len(exponential_hops(len(peers))))
     for peer in peers:
         neighbours = graph.neighbours(peer)
         assert list(neighbours) == sorted(set(neighbours))
@@ -128,6 +140,93 @@ def test_a_ring_is_closed_and_small_ones_are_what_remains(topology: str) -> None
     assert three.edges == build_graph("complete", seed=1, round=2, peers=names(3)).edges
 
 
+@pytest.mark.parametrize(
+    ("count", "degree"),
+    # Half way round a ring of 4, 8 or 16 is one place, whichever way one goes.
+    [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 4), (7, 4), (8, 5), (9, 6), (16, 7), (17, 8)],
+)
+def test_exponential_graphs_are_regular(count: int, degree: int) -> None:
+    graph = build_graph("exponential", seed=1, round=2, peers=names(count))
+    assert {len(graph.neighbours(peer)) for peer in names(count)} == {degree}
+    assert len(graph.edges) == count * degree / 2
+    assert all(graph.weight(a, b) == 1 / (1 + degree) for a, b in graph.edges)
+    if count <= 5:
+        assert graph.edges == build_graph("complete", seed=1, round=2, peers=names(count)).edges
+
+
+@given(seed=seeds, count=st.integers(1, 70))
+@settings(max_examples=60, deadline=None)
+def test_exponential_graphs_mix_well(seed: int, count: int) -> None:
+    graph = build_graph("exponential", seed=seed, round=0, peers=names(count))
+    drawn = nx.Graph(list(graph.edges))
+    drawn.add_nodes_from(graph.peers)
+    assert nx.is_connected(drawn)
+    # Every binary digit of a distance is one hop.
+    assert nx.diameter(drawn) <= max(0, count.bit_length() - 1)
+    weights = gossip_matrix(graph)
+    assert (weights == weights.T).all()
+    assert weights.min() >= 0
+    assert weights.sum(axis=0) == pytest.approx(np.ones(count), abs=1e-12)
+    cycle = gossip_matrix(build_graph("cycle", seed=seed, round=0, peers=names(count)))
+    assert spectral_gap(weights) >= spectral_gap(cycle) - 1e-12
+    if count >= 8:
+        assert spectral_gap(weights) > 1.5 * spectral_gap(cycle)
+
+
+def gossip_matrix(graph: Graph) -> NDArray[np.float64]:
+    index = {peer: row for row, peer in enumerate(graph.peers)}
+    weights = np.zeros((len(index), len(index)))
+    for a, b in graph.edges:
+        weights[index[a], index[b]] = graph.weight(a, b)
+        weights[index[b], index[a]] = graph.weight(b, a)
+    np.fill_diagonal(weights, 1 - weights.sum(axis=1))
+    return weights
+
+
+def spectral_gap(weights: NDArray[np.float64]) -> float:
+    """How much of the slowest disagreement goes in a round."""
+    modes = np.linalg.eigvalsh(weights)[:-1]
+    return 1.0 - float(np.abs(modes).max(initial=0.0))
+
+
+def test_a_topology_of_ones_own_is_made_simple() -> None:
+    @register_topology("test-topology-star")
+    def star(
+        peers: Sequence[PeerId], /, *, seed: int, round: int, may_pair: MayPair
+    ) -> Iterable[Edge]:
+        hub = peers[seed % len(peers)]
+        assert list(peers) == sorted(peers)
+        for peer in peers:
+            yield hub, peer
+            yield peer, hub
+
+    def may_pair(a: PeerId, b: PeerId) -> bool:
+        assert a < b
+        return a != names(4)[0]
+
+    assert callable(star), "the function is still there to be called"
+    assert not TOPOLOGIES.named("test-topology-star").redrawn
+    peers = names(4)
+    graph = build_graph("test-topology-star", seed=2, round=0, peers=reversed(peers))
+    hub = peers[2]
+    assert graph.edges == ((peers[0], hub), (peers[1], hub), (hub, peers[3]))
+    assert {graph.weight(*edge) for edge in graph.edges} == {1 / 4}
+    partial = build_graph("test-topology-star", seed=2, round=0, peers=peers, may_pair=may_pair)
+    assert partial.edges == graph.edges[1:]
+
+
+def test_a_topology_that_invents_peers_is_refused() -> None:
+    @register_topology("test-topology-stranger", redrawn=True)
+    def stranger(
+        peers: Sequence[PeerId], /, *, seed: int, round: int, may_pair: MayPair
+    ) -> Iterable[Edge]:
+        return [(peers[0], "somebody")]
+
+    assert TOPOLOGIES.named("test-topology-stranger").redrawn
+    with pytest.raises(ConfigError, match="'test-topology-stranger' has an edge with 'somebody'"):
+        build_graph("test-topology-stranger", seed=0, round=0, peers=names(2))
+
+
 @pytest.mark.parametrize("count", range(1, 20))
 def test_sizes_and_weights(count: int) -> None:
     peers = names(count)
@@ -164,10 +263,16 @@ def test_a_stranger_has_no_neighbours_and_an_absent_edge_no_weight() -> None:
 def test_an_unknown_topology_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'star'") as refusal:
         build_graph("star", seed=1, round=1, peers=names(4))
-    assert all(topology in refusal.value.fix for topology in TOPOLOGIES)
+    assert all(repr(topology) in refusal.value.fix for topology in TOPOLOGIES.names)
 
 
-def test_random_graphs_change_with_seed_and_round_and_the_cycle_with_the_seed_only() -> None:
+def test_topologies_are_found_by_name() -> None:
+    assert TOPOLOGIES.names[:6] == NAMES, "the default comes first"
+    redrawn = {name for name in NAMES if TOPOLOGIES.named(name).redrawn}
+    assert redrawn == {"pairs", "ring"}
+
+
+def test_random_graphs_change_with_seed_and_round_and_fixed_ones_with_the_seed_only() -> None:
     peers = names(16)
     for topology in ("pairs", "ring"):
         drawn = {
@@ -176,9 +281,10 @@ def test_random_graphs_change_with_seed_and_round_and_the_cycle_with_the_seed_on
             for seed, round in ((1, 23), (12, 3), (1, 24), (2, 23))
         }
         assert len(drawn) == 4
-    cycles = [build_graph("cycle", seed=1, round=round, peers=peers).edges for round in range(5)]
-    assert len(set(cycles)) == 1
-    assert build_graph("cycle", seed=2, round=0, peers=peers).edges != cycles[0]
+    for topology in ("cycle", "exponential"):
+        graphs = [build_graph(topology, seed=1, round=t, peers=peers).edges for t in range(5)]
+        assert len(set(graphs)) == 1
+        assert build_graph(topology, seed=2, round=0, peers=peers).edges != graphs[0]
 
 
 def digest(*fields: object) -> bytes:
@@ -201,6 +307,11 @@ def test_graphs_follow_the_hashes_that_every_version_must_share(
     assert list(ring.edges) == closed(sorted(peers, key=lambda peer: digest(seed, round, peer)))
     cycle = build_graph("cycle", seed=seed, round=round, peers=peers)
     assert list(cycle.edges) == closed(sorted(peers, key=lambda peer: digest(seed, peer)))
+    order = sorted(peers, key=lambda peer: digest(seed, peer))
+    exponential = build_graph("exponential", seed=seed, round=round, peers=peers)
+    powers = [power for power in (1, 2, 4) if 2 * power <= count]
+    jumps = [(order[k], order[k - power]) for k in range(count) for power in powers]
+    assert list(exponential.edges) == sorted({(min(jump), max(jump)) for jump in jumps})
     matching: list[Edge] = []
     free = set(peers)
     for edge in sorted(combinations(peers, 2), key=lambda edge: digest(seed, round, *edge)):

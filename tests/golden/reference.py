@@ -111,3 +111,13 @@ def noloco(problem: Problem, weights: Weights, rounds: int) -> Array:
         momentum = 0.5 * momentum + 0.7 * (mixing @ gradient) + 0.7 * (mixing @ phi - phi)
         phi = phi + momentum
     return phi
+
+
+def ddp(problem: Problem, weights: Weights, rounds: int) -> Array:
+    """One shared model: AdamW on everybody's mean gradient in every step."""
+    peers = len(problem.targets)
+    shared, adam = problem.start.copy(), AdamW(problem.start.shape)
+    for _ in range(rounds * problem.local_steps):
+        gradient = problem.gradient(np.tile(shared, (peers, 1))).mean(axis=0)
+        shared = adam.move(shared, gradient, problem.lr)
+    return np.tile(shared, (peers, 1))

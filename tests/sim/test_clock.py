@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from gasloc_p2p.simulate.clock import DeadlockError, InlineCompute, VirtualClock
-from tests.sim.conftest import in_virtual_time
+from gasloc_p2p.simulate.swarm import learner_of
+from tests.sim.conftest import corpus, in_virtual_time, quick_config
 
 
 def test_sleeping_takes_virtual_time_only() -> None:
@@ -45,9 +46,15 @@ def test_a_deadlock_is_an_error_and_not_a_hang() -> None:
 
 
 def test_inner_steps_are_charged_and_other_work_is_free() -> None:
-    async def main() -> tuple[int, float]:
-        compute = InlineCompute(step_s=0.5)
-        await compute.run(lambda: None)
-        return await compute.run(lambda: 7, inner_steps=3), VirtualClock().unix_s()
+    config = quick_config()
 
-    assert in_virtual_time(main) == (7, 1.5)
+    async def main() -> tuple[int, list[float]]:
+        compute = InlineCompute(step_s=0.5)
+        model = learner_of(config, peer_id="a", corpus=corpus())
+        times_s = []
+        for _ in range(2):
+            await compute.step(model, 1e-3)
+            times_s.append(VirtualClock().unix_s())
+        return await compute.run(lambda: 7), [*times_s, VirtualClock().unix_s()]
+
+    assert in_virtual_time(main) == (7, [0.5, 1.0, 1.0])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
 
 from gasloc_p2p.core.errors import IdentityError
+from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.core.topology import build_graph
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.events import Left, RoundFinished, RoundStarted, Waiting
@@ -34,20 +34,15 @@ def hub() -> Hub:
     return Hub(verify=Identity.verify)
 
 
-class StoppableCompute:
+class StoppableCompute(InlineCompute):
     """Stands still in the middle of local steps, as a process does between SIGSTOP and SIGCONT."""
 
-    def __init__(self, *, step_s: float) -> None:
-        self._step_s = step_s
-        self.stop_s = 0.0
+    stop_s = 0.0
 
-    async def run(self, work: Callable[[], T], *, inner_steps: int = 0) -> T:
-        if inner_steps:
-            stopped_s, self.stop_s = self.stop_s, 0.0
-            await asyncio.sleep(stopped_s)
-        result = work()
-        await asyncio.sleep(inner_steps * self._step_s)
-        return result
+    async def step(self, model: LocalModel, lr: float) -> float:
+        stopped_s, self.stop_s = self.stop_s, 0.0
+        await asyncio.sleep(stopped_s)
+        return await super().step(model, lr)
 
 
 @pytest.mark.parametrize("pace", PACES)

@@ -1,0 +1,135 @@
+"""Where the models of a simulated swarm live and how their inner steps are computed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from gasloc_p2p.config import Config
+from gasloc_p2p.core.substrate import Compute, LocalModel
+from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.simulate.clock import InlineCompute
+from gasloc_p2p.train.data import Corpus
+from gasloc_p2p.train.learner import build_learner
+from gasloc_p2p.train.stack import Replica, Stack
+
+T = TypeVar("T")
+
+
+class GradientModel(LocalModel, Protocol):
+    """A model whose gradient can be averaged with others before the optimizer takes it."""
+
+    def gradient(self) -> tuple[Tensor, float]:
+        """Return the gradient on the next batch, fp32 [P], unclipped, and the loss."""
+        ...
+
+    def apply(self, gradient: Tensor, lr: float) -> None:
+        """Clip `gradient`, fp32 [P], and do one optimizer step with it at learning rate `lr`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """The computing side of a simulated swarm.
+
+    Attributes:
+        models: one per peer, in the order of their indices.
+        compute: runs their work in virtual time.
+        gradients: returns every model's gradient on its next batch, fp32 [P] unclipped, and its
+            loss, in no virtual time.
+    """
+
+    models: Sequence[GradientModel]
+    compute: Compute
+    gradients: Callable[[], Sequence[tuple[Tensor, float]]]
+
+
+def build_engine(config: Config, peer_ids: Sequence[PeerId], corpus: Corpus) -> Engine:
+    """Return the engine that `simulate.engine` names.
+
+    `exact` does peer by peer what a real node does, bit for bit. `batched` computes the steps of
+    many peers together, on a GPU where there is one; it equals `exact` within rounding.
+
+    Raises:
+        DataError: the text is too small.
+    """
+    step_s, seed = config.simulate.step_s, config.run.seed
+    if config.simulate.engine == "exact":
+        models = [
+            build_learner(
+                config.model, config.data, config.inner, seed=seed, peer_id=peer, corpus=corpus
+            )
+            for peer in peer_ids
+        ]
+        return Engine(
+            models=models,
+            compute=InlineCompute(step_s=step_s),
+            gradients=lambda: [model.gradient() for model in models],
+        )
+    stack = Stack(
+        config.model,
+        config.data,
+        config.inner,
+        seed=seed,
+        peer_ids=peer_ids,
+        corpus=corpus,
+        threads=config.node.threads,
+    )
+    return Engine(
+        models=stack.replicas,
+        compute=StackedCompute(stack, step_s=step_s),
+        gradients=lambda: stack.gradients(range(len(peer_ids))),
+    )
+
+
+class _Step:
+    """An inner step that a peer has begun; its result is needed once its virtual time is over."""
+
+    def __init__(self, row: int, lr: float) -> None:
+        self.row = row
+        self.lr = lr
+        self.loss: float | None = None
+
+
+class StackedCompute:
+    """Computes all inner steps that are under way together, when the first of them ends.
+
+    A step depends on nothing that happens while it lasts, so when it is computed makes no
+    difference to its result.
+
+    Args:
+        stack: the models.
+        step_s: virtual seconds of one inner step.
+    """
+
+    def __init__(self, stack: Stack, *, step_s: float) -> None:
+        self._stack = stack
+        self._step_s = step_s
+        self._under_way: list[_Step] = []
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run `work` at once; it takes no virtual time."""
+        result = work()
+        await asyncio.sleep(0)
+        return result
+
+    async def step(self, model: LocalModel, lr: float) -> float:
+        """Let the virtual duration of one inner step of a replica pass and return its loss."""
+        assert isinstance(model, Replica)
+        step = _Step(model.row, lr)
+        self._under_way.append(step)
+        await asyncio.sleep(self._step_s)
+        if step.loss is None:
+            self._compute()
+        assert step.loss is not None
+        return step.loss
+
+    def _compute(self) -> None:
+        steps, self._under_way = self._under_way, []
+        losses = self._stack.step([step.row for step in steps], [step.lr for step in steps])
+        for step, loss in zip(steps, losses, strict=True):
+            step.loss = loss

@@ -1,0 +1,1 @@
+"""Named experiments: many simulations, one table and one plot."""

@@ -1,0 +1,55 @@
+"""docs/benchmarks.md, made from the results that are kept under docs/benchmarks.
+
+`python -m gasloc_p2p.studies.benchmarks docs/benchmarks` writes the page again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gasloc_p2p.studies.catalogue import STUDIES
+from gasloc_p2p.studies.output import PLOT_FILE, results_text, study_of
+from gasloc_p2p.studies.record import Results, read_results, write_atomically
+
+HEAD = """# Benchmarks
+
+This page is generated from the results that are kept beside it; do not edit it. Each study is one
+command. Its folder holds every cell, setting and result (`results.json`), the table and the plot.
+"""
+
+
+def benchmarks_text(folder: Path) -> str:
+    """Return the page about the studies whose results lie in the folders of `folder`.
+
+    Raises:
+        ConfigError: a results.json cannot be read.
+    """
+    sections = []
+    for name in STUDIES:
+        results = read_results(folder / name)
+        if results is not None:
+            sections.append(_section(name, results, folder.name))
+    missing = [name for name in STUDIES if read_results(folder / name) is None]
+    if missing:
+        lines = "\n".join(f"    gasloc study {name} --out {name}" for name in missing)
+        sections.append(f"## Not run yet\n\nNo results are kept of\n\n{lines}\n")
+    return "\n".join([HEAD, *sections])
+
+
+def _section(name: str, results: Results, folder: str) -> str:
+    question = study_of(results).question
+    plot = f"![{question}]({folder}/{name}/{PLOT_FILE})"
+    return f"## {name}: {question}\n\n{plot}\n\n{results_text(results)}"
+
+
+def main() -> None:
+    """Write the page beside the folder that is named."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m gasloc_p2p.studies.benchmarks docs/benchmarks")
+    folder = Path(sys.argv[1])
+    write_atomically(folder.with_name("benchmarks.md"), benchmarks_text(folder).encode())
+
+
+if __name__ == "__main__":
+    main()

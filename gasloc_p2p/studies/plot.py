@@ -1,0 +1,96 @@
+"""The look that all plots share, and their file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any
+
+from matplotlib import style
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Told apart with any common colour blindness. Source: Okabe and Ito, "Color Universal Design"."""
+
+MARKERS = "osD^vPX*"
+
+STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#555555",
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10.5,
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "savefig.facecolor": "white",
+    # Outlines of letters look the same wherever the file is shown; fonts would have to be there.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "gasloc",
+}
+
+
+def new_figure(
+    title: str,
+    panels: int = 1,
+    *,
+    columns: int = 2,
+    panel_size: tuple[float, float] = (6.4, 4.2),
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure whose title states the question, and its panels.
+
+    Args:
+        title: the question.
+        panels: how many.
+        columns: most panels side by side.
+        panel_size: width and height of one in inches.
+    """
+    across = min(panels, columns)
+    down = -(-panels // across)
+    figure = Figure(figsize=(panel_size[0] * across, panel_size[1] * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False)
+    figure.suptitle(title, fontsize=12, fontweight="bold", x=0.01, horizontalalignment="left")
+    flat = [axes[row][column] for row in range(down) for column in range(across)]
+    for unused in flat[panels:]:
+        unused.set_axis_off()
+    return figure, flat[:panels]
+
+
+def look(index: int) -> tuple[str, str]:
+    """Return colour and marker of the line with this index; colour never tells alone."""
+    return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+
+
+def legend_outside(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Put one legend for all panels under them."""
+    found: dict[str, Artist] = {}
+    for panel in axes:
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        figure.legend(
+            list(found.values()), list(found), loc="outside lower center", ncols=min(len(found), 5)
+        )
+
+
+def svg(draw: Callable[[], Figure], title: str) -> bytes:
+    """Return what `draw` draws as SVG; the same figure gives the same bytes."""
+    return _saved(draw, "svg", {"Date": None, "Title": title})
+
+
+def png(draw: Callable[[], Figure]) -> bytes:
+    """Return what `draw` draws as PNG, for places that show no SVG."""
+    return _saved(draw, "png", {"Software": None})
+
+
+def _saved(draw: Callable[[], Figure], form: str, metadata: dict[str, str | None]) -> bytes:
+    buffer = BytesIO()
+    with style.context(STYLE):
+        draw().savefig(buffer, format=form, metadata=metadata)
+    return buffer.getvalue()
