@@ -25,22 +25,28 @@ def benchmarks_text(folder: Path) -> str:
     Raises:
         ConfigError: a results.json cannot be read.
     """
-    sections = []
-    for name in STUDIES:
-        results = read_results(folder / name)
-        if results is not None:
-            sections.append(_section(name, results, folder.name))
-    missing = [name for name in STUDIES if read_results(folder / name) is None]
+    kept = {
+        place.name: results
+        for place in sorted(folder.glob("*"))
+        if place.is_dir() and (results := read_results(place)) is not None
+    }
+    sections = [
+        _section(place, results, folder.name)
+        for name in STUDIES
+        for place, results in kept.items()
+        if results.request.study == name
+    ]
+    missing = sorted(set(STUDIES) - {results.request.study for results in kept.values()})
     if missing:
         lines = "\n".join(f"    gasloc study {name} --out {name}" for name in missing)
         sections.append(f"## Not run yet\n\nNo results are kept of\n\n{lines}\n")
     return "\n".join([HEAD, *sections])
 
 
-def _section(name: str, results: Results, folder: str) -> str:
+def _section(place: str, results: Results, folder: str) -> str:
     question = study_of(results).question
-    plot = f"![{question}]({folder}/{name}/{PLOT_FILE})"
-    return f"## {name}: {question}\n\n{plot}\n\n{results_text(results)}"
+    plot = f"![{question}]({folder}/{place}/{PLOT_FILE})"
+    return f"## {place}: {question}\n\n{plot}\n\n{results_text(results)}"
 
 
 def main() -> None:

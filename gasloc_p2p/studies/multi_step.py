@@ -76,8 +76,8 @@ class MultiStep(Study):
     peers: tuple[int, ...] = (8, 16, 32)
     defaults: dict[str, Any] = field(
         default_factory=lambda: {
-            "run.rounds": 60,
-            "inner.lr": 7e-4,
+            "run.rounds": 40,
+            "inner.lr": 1e-3,
             "inner.local_steps": 30,
             "inner.batch_size": 4,
             "node.validate_every_rounds": 0,
