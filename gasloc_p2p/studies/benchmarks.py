@@ -22,6 +22,8 @@ command. Its folder holds every cell, setting and result (`results.json`), the t
 def benchmarks_text(folder: Path) -> str:
     """Return the page about the studies whose results lie in the folders of `folder`.
 
+    Sections that other benchmarks wrote, as Markdown files in `folder`, follow.
+
     Raises:
         ConfigError: a results.json cannot be read.
     """
@@ -40,6 +42,7 @@ def benchmarks_text(folder: Path) -> str:
     if missing:
         lines = "\n".join(f"    gasloc study {name} --out {name}" for name in missing)
         sections.append(f"## Not run yet\n\nNo results are kept of\n\n{lines}\n")
+    sections += [page.read_text() for page in sorted(folder.glob("*.md"))]
     return "\n".join([HEAD, *sections])
 
 

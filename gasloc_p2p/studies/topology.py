@@ -40,7 +40,7 @@ class TopologyStudy(Study):
 
     peers: tuple[int, ...] = (8, 16, 32)
     contraction_rounds: int = 300
-    rate_rounds: int = 3000
+    rate_rounds: int = 12_000
     fixed_peers: int = 64
     fixed: tuple[tuple[str, str, str, float, float], ...] = (
         ("no momentum", "cycle", *PLAIN),
