@@ -55,7 +55,8 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
         ),
         "ddp": Algorithm(
             meaning="everybody's mean gradient before every single AdamW step",
-            fixed={"gossip.topology": "complete"},
+            # Alone, and in mixing, it is AdamW without an outer step.
+            fixed={"gossip.topology": "complete", "outer.rule": "dadam"},
             collective=True,
             on_nodes=False,
         ),

@@ -135,6 +135,7 @@ def run_testnet(
 
     code = command.run(
         loaded.config,
+        algorithm=algorithm,
         peers=peers,
         compare_solo=compare_solo,
         report_path=report,

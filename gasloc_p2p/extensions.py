@@ -14,6 +14,9 @@ from pathlib import Path
 
 from gasloc_p2p.core.errors import ConfigError, GaslocError
 
+_LOADED: set[str] = set()
+"""Names under which extensions are in `sys.modules`."""
+
 
 def load_extensions(names: Sequence[str]) -> tuple[str, ...]:
     """Import Python files and modules, each once per process, and return their names.
@@ -31,8 +34,19 @@ def load_extensions(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(_load(name) for name in names)
 
 
+def place_of(error: BaseException) -> str | None:
+    """Return the file and line of an extension in which `error` arose; None if it did not."""
+    places = [
+        f"{frame.f_code.co_filename}, line {line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") in _LOADED
+    ]
+    return places[-1] if places else None
+
+
 def _load(name: str) -> str:
     if not name.endswith(".py"):
+        _LOADED.add(name)
         with _explained(name, module=name):
             importlib.import_module(name)
         return name
@@ -40,6 +54,7 @@ def _load(name: str) -> str:
     # Files in different folders may be called alike.
     module = f"gasloc_extension_{hashlib.sha256(bytes(path)).hexdigest()[:16]}"
     if module not in sys.modules:
+        _LOADED.add(module)
         with _explained(str(path), module=module):
             _run(path, module)
     return str(path)
@@ -68,7 +83,13 @@ def _explained(source: str, *, module: str) -> Iterator[None]:
         raise ConfigError(
             f"{_place(error, source, module)}: {error.what}", why=error.why, fix=error.fix
         ) from error
-    except Exception as error:  # a person's file may raise anything
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"the extension {_place(error, source, module)} cannot be loaded",
+            why=str(error),
+            fix="correct its path in node.extensions, which starts from the current folder",
+        ) from error
+    except (Exception, SystemExit) as error:  # a person's file may raise anything
         raise ConfigError(
             f"the extension {_place(error, source, module)} cannot be loaded",
             why=f"{type(error).__name__}: {error}",

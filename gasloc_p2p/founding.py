@@ -8,11 +8,12 @@ from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer
 from gasloc_p2p.core.codecs import CODECS
 from gasloc_p2p.core.errors import ConfigError, ManifestError
 from gasloc_p2p.core.manifest import Manifest
-from gasloc_p2p.core.outer import OUTER_RULES
+from gasloc_p2p.core.outer import OUTER_RULES, outer_rule
 from gasloc_p2p.core.pace import Pace, SecondsPace, StepsPace
 from gasloc_p2p.core.registry import Registry, is_name
 from gasloc_p2p.core.stability import check_stability
 from gasloc_p2p.core.topology import TOPOLOGIES
+from gasloc_p2p.trial import try_codec, try_rule, try_topology
 
 
 def found(config: Config, *, now_s: float) -> Manifest:
@@ -32,17 +33,19 @@ def found(config: Config, *, now_s: float) -> Manifest:
 
 
 def check_outer(config: Config) -> None:
-    """Refuse unknown names, and an outer step that diverges unless `outer.force` is set.
+    """Refuse unknown names, what does not work, and an outer step that diverges.
+
+    The last one is let through with `outer.force`.
 
     Raises:
-        ConfigError: no outer rule, topology or codec has the name that is set; or the stability of
-            the rule cannot be computed.
+        ConfigError: no outer rule, topology or codec has the name that is set, one of them does
+            not work, or the stability of the rule cannot be computed.
         UnstableError: the radius is above 1; the message names stable values.
     """
     outer, topology = config.outer, config.gossip.topology
-    OUTER_RULES.named(outer.rule)
-    TOPOLOGIES.named(topology)
-    CODECS.named(config.gossip.codec)
+    try_rule(outer_rule(outer.rule, lr=outer.lr, momentum=outer.momentum))
+    try_topology(topology)
+    try_codec(CODECS.named(config.gossip.codec))
     if not outer.force:
         check_stability(outer.rule, outer.lr, outer.momentum, outer.alpha, topology)
 

@@ -27,6 +27,7 @@ class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a test swarm or a simulation did and reached."""
 
     version: str
+    algorithm: str
     run_digest: str
     config: dict[str, dict[str, Any]]
     wall_s: float
@@ -46,6 +47,7 @@ class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def swarm_report(
     *,
+    algorithm: str,
     run_digest: bytes,
     config: dict[str, dict[str, Any]],
     wall_s: float,
@@ -61,6 +63,7 @@ def swarm_report(
     """Sum up a swarm from its peers' reports and parameters.
 
     Args:
+        algorithm: the name under which the configuration was loaded.
         run_digest: digest of the run's manifest.
         config: the effective configuration.
         wall_s: seconds from the first process to the last one's end.
@@ -76,6 +79,7 @@ def swarm_report(
     averaged = mean_theta(thetas) if thetas else None
     return SwarmReport(
         version=__version__,
+        algorithm=algorithm,
         run_digest=run_digest.hex(),
         config=config,
         wall_s=wall_s,

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from gasloc_p2p.core.errors import GaslocError
+from gasloc_p2p.extensions import place_of
 
 UNEXPECTED_EXIT_CODE = 1
 BROKEN_PIPE_EXIT_CODE = 141
@@ -28,8 +29,14 @@ def explain(error: BaseException) -> int:
             print(f"  [{cause.code}, see docs/errors.md]", file=sys.stderr)
             return cause.exit_code
     cause = next(_leaves(error))
-    print(f"gasloc: unexpected {type(cause).__name__}: {cause}", file=sys.stderr)
-    print("  fix: this is a defect; run again with --debug and report it", file=sys.stderr)
+    place = place_of(cause)
+    if place is None:
+        print(f"gasloc: unexpected {type(cause).__name__}: {cause}", file=sys.stderr)
+        print("  fix: this is a defect; run again with --debug and report it", file=sys.stderr)
+    else:
+        print(f"gasloc: the extension {place} failed", file=sys.stderr)
+        print(f"  why: {type(cause).__name__}: {cause}", file=sys.stderr)
+        print("  fix: mend that file; --debug shows how it was called", file=sys.stderr)
     return UNEXPECTED_EXIT_CODE
 
 

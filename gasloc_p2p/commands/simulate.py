@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -81,7 +82,9 @@ def finish(report: SwarmReport, display: Display, report_path: Path | None) -> N
 def summary(report: SwarmReport) -> list[str]:
     """Return what a swarm reached, in a few lines."""
     lines = [f"validation loss at the start {report.initial_val_loss:.4f}"]
-    if report.averaged_val_loss is not None:
+    if report.averaged_val_loss is not None and not math.isfinite(report.averaged_val_loss):
+        lines.append("the averaged model is useless: its loss is not a finite number")
+    elif report.averaged_val_loss is not None:
         share = report.averaged_val_loss / report.initial_val_loss
         lines.append(
             f"validation loss of the averaged model {report.averaged_val_loss:.4f} "

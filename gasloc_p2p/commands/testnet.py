@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from gasloc_p2p.algorithms import require_on_nodes
 from gasloc_p2p.commands.arguments import check_output_file, make_folder
 from gasloc_p2p.commands.child import Child
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, Leave, run_until_asked
@@ -41,6 +42,7 @@ START_DEADLINE_S = 120.0
 def run(
     config: Config,
     *,
+    algorithm: str,
     peers: int,
     compare_solo: bool,
     report_path: Path | None,
@@ -53,14 +55,17 @@ def run(
 
     Args:
         config: settings of every peer; round 0 waits for `run.initial_peers` of them.
+        algorithm: the name under which `config` was loaded.
         peers: how many nodes.
         compare_solo: also train the same peers alone and report their mean loss.
         report_path: where the report goes, None for nowhere.
         keep: folder that keeps every node's identity, log and parameters; None: a temporary one.
 
     Raises:
+        ConfigError: nodes do not run the algorithm or the outer rule.
         StartError: a process ended or stayed silent before the swarm was up.
     """
+    require_on_nodes(algorithm)
     require_node_rule(config)
     check_outer(config)
     check_output_file(report_path)
@@ -87,7 +92,8 @@ def run(
         if compare_solo:
             display.say("training the same peers alone, for comparison")
             solo = solo_loss(config, peers=peers)
-        finish(_report(config, corpus, swarm, wall_s, solo), display, report_path)
+        report = _report(config, algorithm, corpus, swarm, wall_s, solo)
+        finish(report, display, report_path)
         return _exit_code(swarm, display)
 
 
@@ -206,7 +212,12 @@ class _Swarm:
 
 
 def _report(
-    config: Config, corpus: Corpus, swarm: _Swarm, wall_s: float, solo: float | None
+    config: Config,
+    algorithm: str,
+    corpus: Corpus,
+    swarm: _Swarm,
+    wall_s: float,
+    solo: float | None,
 ) -> SwarmReport:
     torch.set_num_threads(config.node.threads)
     judge = learner_of(config, peer_id="", corpus=corpus)
@@ -220,6 +231,7 @@ def _report(
             thetas.append(left[0])
             closing_thetas.append(left[1])
     return swarm_report(
+        algorithm=algorithm,
         run_digest=swarm.run_digest,
         config=config.model_dump(mode="json"),
         wall_s=wall_s,

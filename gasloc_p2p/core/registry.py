@@ -27,6 +27,7 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self._article = "an" if kind[0] in "aeiou" else "a"
         self._values: dict[str, T] = {}
 
     @property
@@ -45,13 +46,13 @@ class Registry(Generic[T]):
         """
         if not is_name(name):
             raise ConfigError(
-                f"{name!r} is no name for a {self.kind}",
+                f"{name!r} is no name for {self._article} {self.kind}",
                 why="a name is at most 32 lower-case letters, digits and hyphens",
                 fix="choose another name, such as 'my-own'",
             )
         if name in self._values:
             raise ConfigError(
-                f"there is a {self.kind} {name!r} already",
+                f"there is {self._article} {self.kind} {name!r} already",
                 why="a name stands for one thing, and built-in ones cannot be replaced",
                 fix="choose another name",
             )

@@ -93,6 +93,7 @@ def simulate(
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         results = runner.run(run())
     report = swarm_report(
+        algorithm=algorithm,
         run_digest=manifest.digest,
         config=config.model_dump(mode="json"),
         wall_s=time.monotonic() - began_s,

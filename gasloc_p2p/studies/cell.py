@@ -95,10 +95,10 @@ class SwarmResult(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
 
     @property
     def diverged(self) -> bool:
-        """Whether the averaged model ended non-finite, or no better than it began."""
+        """Whether the averaged model ended non-finite, or worse than it began."""
         if self.averaged_val_loss is None or self.initial_val_loss is None:
             return True
-        return self.averaged_val_loss >= self.initial_val_loss
+        return self.averaged_val_loss > self.initial_val_loss
 
 
 class MixResult(msgspec.Struct, frozen=True, kw_only=True, tag="mix"):

@@ -24,7 +24,7 @@ INTERVALS = (
 CLAIM_RULE = (
     "A claim holds when the whole interval of the difference lies on its side of the limit, does "
     "not hold when the whole interval lies on the other side, and is not decided when the interval "
-    "straddles the limit or there is only one seed."
+    "straddles the limit, there is only one seed, or a run diverged."
 )
 
 
@@ -83,6 +83,14 @@ def losses(outcomes: Sequence[Outcome], **wanted: Label) -> dict[int, float]:
         if isinstance(result, SwarmResult) and result.averaged_val_loss is not None:
             found[outcome.cell.seed] = result.averaged_val_loss
     return found
+
+
+def any_diverged(outcomes: Sequence[Outcome], **wanted: Label) -> bool:
+    """Whether one of the cells with the `wanted` labels diverged; no claim is decided then."""
+    return any(
+        isinstance(outcome.result, SwarmResult) and outcome.result.diverged
+        for outcome in matching(outcomes, wanted)
+    )
 
 
 def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Estimate | None:

@@ -16,6 +16,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 MARKERS = "osD^vPX*"
 
+LEGEND_ENTRY_INCHES = 1.8
+"""Width of an entry with the longest name that the studies have."""
+
 STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#555555",
@@ -74,8 +77,12 @@ def legend_outside(figure: Figure, axes: Sequence[Axes]) -> None:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
     if found:
+        fitting = int(figure.get_figwidth() / LEGEND_ENTRY_INCHES)
         figure.legend(
-            list(found.values()), list(found), loc="outside lower center", ncols=min(len(found), 5)
+            list(found.values()),
+            list(found),
+            loc="outside lower center",
+            ncols=min(len(found), fitting),
         )
 
 

@@ -11,6 +11,7 @@ from gasloc_p2p.studies.comparison import (
     CLAIM_RULE,
     INTERVALS,
     Claim,
+    any_diverged,
     difference,
     distinct,
     loss_cell,
@@ -200,7 +201,10 @@ def _table(
         verdict: str = MISSING
         if label in claims:
             claim = claims[str(label)]
-            reached = claim.judge(paired)
+            wild = any(
+                any_diverged(evaluated, model=model, algorithm=one) for one in (label, SUBJECT)
+            )
+            reached = claim.judge(None if wild else paired)
             verdicts[claim.words][model if len(models) > 1 else ""] = verdict = reached
         rates = distinct(matching(evaluated, {"model": model, "algorithm": label}), "inner.lr")
         rows.append(

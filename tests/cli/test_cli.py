@@ -116,6 +116,11 @@ def test_an_unstable_outer_step_is_refused_with_values_that_work() -> None:
     assert forced.returncode == 0, forced.stderr
 
 
+def test_a_swarm_of_nodes_cannot_run_ddp() -> None:
+    refused = gasloc("testnet", "--algorithm", "ddp", "--peers", "2")
+    assert_explained(refused, ConfigError, "--algorithm ddp", "gasloc simulate")
+
+
 def test_rules_for_comparison_run_in_the_simulator_only() -> None:
     rule = ("--set", "outer.rule=lookahead", "--set", "outer.momentum=0.5")
     assert gasloc("simulate", *FAST, *rule).returncode == 0

@@ -222,6 +222,7 @@ def test_diloco_is_gasloc_on_the_complete_graph() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_learns_in_the_simulator(name: str) -> None:
     report = _quick(name)
+    assert report.algorithm == name
     assert all(peer.edges.timed_out == peer.edges.refused == 0 for peer in report.peers)
     assert report.averaged_val_loss is not None
     assert report.averaged_val_loss < report.initial_val_loss

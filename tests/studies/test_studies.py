@@ -188,7 +188,8 @@ def test_a_loss_that_is_no_number_counts_as_diverged() -> None:
         )
 
     assert result(None).diverged
-    assert result(5.0).diverged
+    assert result(5.1).diverged
+    assert not result(5.0).diverged
     assert not result(4.9).diverged
 
 

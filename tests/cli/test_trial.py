@@ -1,0 +1,138 @@
+"""Mistakes in a rule, topology or codec of one's own end in one message that says whose they are."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gasloc_p2p.commands.failure import UNEXPECTED_EXIT_CODE, explain
+from gasloc_p2p.config import Config, assignment_layer, load
+from gasloc_p2p.core.codecs import CODECS
+from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.outer import OUTER_RULES, outer_rule
+from gasloc_p2p.core.topology import TOPOLOGIES
+from gasloc_p2p.founding import check_outer
+from gasloc_p2p.simulate.swarm import simulate
+from gasloc_p2p.trial import try_codec, try_rule, try_topology
+from tests.sim.conftest import QUICK
+
+RULE = """
+import torch
+from gasloc_p2p.core.outer import OuterRule, OuterState, register_outer_rule
+
+@register_outer_rule
+class Own(OuterRule):
+    name = "NAME"
+
+    def step(self, theta_start, theta_h, mixed, state):
+        BODY
+"""
+TOPOLOGY = """
+from gasloc_p2p.core.topology import register_topology
+
+@register_topology("NAME")
+def own(peers, *, seed, round, may_pair):
+    BODY
+"""
+CODEC = """
+import torch
+from gasloc_p2p.core.codecs import CastCodec, register_codec
+
+class Own(CastCodec):
+    BODY
+
+register_codec(Own(name="NAME", dtype=torch.float16))
+"""
+
+
+def config_with(folder: Path, program: str, name: str, body: str, *assignments: str) -> Config:
+    file = folder / f"{name}.py"
+    file.write_text(program.replace("NAME", name).replace("BODY", body))
+    layer = assignment_layer([*QUICK, f"node.extensions={file}", *assignments])
+    return load([layer]).config
+
+
+@pytest.mark.parametrize("name", OUTER_RULES.names[:7])
+def test_built_in_rules_pass(name: str) -> None:
+    try_rule(outer_rule(name, lr=0.7, momentum=0.9))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES.names[:6])
+def test_built_in_topologies_pass(name: str) -> None:
+    try_topology(name)
+
+
+@pytest.mark.parametrize("name", CODECS.names[:2])
+def test_built_in_codecs_pass(name: str) -> None:
+    try_codec(CODECS.named(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("raises", "raise RuntimeError('oh')", r"raises\.py, line 10\).*RuntimeError: oh"),
+        ("no-tuple", "return mixed", "`step` must return the parameters and an OuterState"),
+        ("no-state", "return mixed, state.memory", "must be an OuterState"),
+        ("double", "return mixed.double(), state", "`step` must be of torch.float32"),
+        ("list", "return [0.0], state", "`step` must be of torch.float32.*not list"),
+        ("short", "return mixed[:2], state", r"`step` has shape \[2\], expected \[5\]"),
+        ("memory", "return mixed, OuterState(memory=mixed[:1])", r"`memory` has shape \[1\]"),
+        ("infinite", "return mixed / 0, state", "`step` has values that are not finite"),
+        ("in-place", "return theta_start.sub_(mixed), state", "changes one of the tensors"),
+    ],
+)
+def test_a_rule_that_does_not_work(tmp_path: Path, name: str, body: str, words: str) -> None:
+    config = config_with(tmp_path, RULE, name, body, f"outer.rule={name}", "outer.force=true")
+    with pytest.raises(ConfigError, match=f"(?s)outer rule '{name}' does not work.*{words}"):
+        check_outer(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("nothing", "return None", "TypeError"),
+        ("triples", "return [(a, a, a) for a in peers]", "ValueError"),
+        ("beyond", "return [(peers[0], peers[1])]", r"beyond\.py, line 6\).*IndexError"),
+    ],
+)
+def test_a_topology_that_does_not_work(tmp_path: Path, name: str, body: str, words: str) -> None:
+    config = config_with(tmp_path, TOPOLOGY, name, body, f"gossip.topology={name}")
+    with pytest.raises(ConfigError, match=f"(?s)topology '{name}' does not work.*{words}"):
+        check_outer(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("fat", "def code_bytes(self, elements): return 3", "`encode` made 10 bytes"),
+        ("deaf", "def decode(self, codes, **more): raise KeyError('x')", "KeyError"),
+        ("wide", "def decode(self, codes, **more): return torch.zeros(2)", "`decode` has shape"),
+    ],
+)
+def test_a_codec_that_does_not_work(tmp_path: Path, name: str, body: str, words: str) -> None:
+    config = config_with(tmp_path, CODEC, name, body, f"gossip.codec={name}")
+    with pytest.raises(ConfigError, match=f"(?s)codec '{name}' does not work.*{words}"):
+        check_outer(config)
+
+
+def test_what_fails_in_a_round_names_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "return [][0] if len(mixed) > 5 else (mixed, state)"
+    config = config_with(tmp_path, RULE, "late", body, "outer.rule=late", "outer.force=true")
+    with pytest.raises(ExceptionGroup) as raised:
+        simulate(config, peers=1, observe=lambda index, event: None)
+    assert explain(raised.value) == UNEXPECTED_EXIT_CODE
+    said = capsys.readouterr().err
+    assert "late.py, line 10 failed" in said
+    assert "IndexError" in said
+    assert "defect" not in said
+
+
+def test_leaving_is_no_way_out_of_an_extension(tmp_path: Path) -> None:
+    file = tmp_path / "leaves.py"
+    file.write_text(textwrap.dedent("import sys\nsys.exit(3)\n"))
+    with pytest.raises(ConfigError, match=r"leaves\.py, line 2"):
+        load([assignment_layer([f"node.extensions={file}"])])
