@@ -1,4 +1,4 @@
-"""Mistakes in a rule, topology or codec of one's own end in one message that says whose they are."""
+"""Mistakes in one's own rule, topology or codec end in a message that says whose they are."""
 
 from __future__ import annotations
 
