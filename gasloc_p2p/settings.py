@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -206,7 +206,7 @@ class StudyConfig(Section):
         le=1000,
         description="Seeds that every algorithm of a study is run with; intervals need at least 2.",
     )
-    peers: tuple[int, ...] = Field(
+    peers: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = Field(
         default=(), description="Swarm sizes to run; by default those of the study."
     )
     jobs: int = Field(

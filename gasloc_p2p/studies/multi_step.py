@@ -140,6 +140,8 @@ def _table(
     mine = matching(outcomes, {"model": model})
     for peers in distinct(mine, "peers"):
         for label in distinct(mine, "algorithm"):
+            if not matching(mine, {"peers": peers, "algorithm": label}):
+                continue
             paired = _against_baseline(mine, peers, label) if label != BASELINE else None
             claim = CLAIMS.get(str(label))
             loss = loss_cell(mine, peers=peers, algorithm=label)

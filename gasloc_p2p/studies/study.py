@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gasloc_p2p.algorithms import ALGORITHMS, load_algorithm
 from gasloc_p2p.config import Config, Layer, assignment_layer
-from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.errors import ConfigError, GaslocError
 from gasloc_p2p.founding import check_outer
 from gasloc_p2p.studies.cell import Cell, Label, Outcome, SwarmCell
 
@@ -190,7 +190,12 @@ class Study(ABC):
                 settings={"run.id": "study", **merged},
             )
             config = cell_config(cell)
-            check_outer(config)
+            try:
+                check_outer(config)
+            except GaslocError as error:
+                raise type(error)(
+                    f"{variant.label}: {error.what}", why=error.why, fix=error.fix
+                ) from None
             cell.labels["model"] = config.model.preset
             cells.append(cell)
         return cells

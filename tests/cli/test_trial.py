@@ -72,7 +72,7 @@ def test_built_in_codecs_pass(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "body", "words"),
     [
-        ("raises", "raise RuntimeError('oh')", r"raises\.py, line 10\).*RuntimeError: oh"),
+        ("trial-raises", "raise RuntimeError('oh')", r"raises\.py, line 10\).*RuntimeError: oh"),
         ("no-tuple", "return mixed", "`step` must return the parameters and an OuterState"),
         ("no-state", "return mixed, state.memory", "must be an OuterState"),
         ("double", "return mixed.double(), state", "`step` must be of torch.float32"),
