@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gasloc_p2p.studies.cell import Cell, Label, Outcome, SwarmCell
@@ -30,17 +31,33 @@ if TYPE_CHECKING:
 TUNING_DISTANCE = 1000
 """How far the tuning seed lies behind the first one; study.seeds never reaches it."""
 
+OUTER = "outer step"
+DEFAULT = "default"
+OUTER_STEPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        DEFAULT: {},
+        "lr 1, momentum 0.5": {"outer.lr": 1.0, "outer.momentum": 0.5},
+        "lr 1, momentum 0": {"outer.lr": 1.0, "outer.momentum": 0.0},
+    }
+)
+"""Outer steps that GASLoC chooses from; DAdam has none. An outer step after every inner one may
+want less momentum than one after thirty."""
+
 SUBJECT = "GASLoC 2-peer"
 DADAM = {"pairs": "DAdam pairs", "cycle": "DAdam cycle", "complete": "DAdam complete"}
-VARIANTS = (
+GASLOC = (
     Variant(label=SUBJECT, settings={"gossip.topology": "ring"}),
     Variant(label="GASLoC 1-peer", settings={"gossip.topology": "pairs"}),
+)
+VARIANTS = (
+    *GASLOC,
     *(
         Variant(label=label, algorithm="dadam", settings={"gossip.topology": topology})
         for topology, label in DADAM.items()
     ),
     Variant(label="DDP", algorithm="ddp"),
 )
+OWN_OUTER = tuple(variant.label for variant in GASLOC)
 CLAIMS = tuple(
     Claim(
         label=SUBJECT,
@@ -55,10 +72,11 @@ CLAIMS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class SingleStep(Study):
-    """Every algorithm at its own best inner learning rate, exchanging after each step.
+    """Every algorithm at its own best settings, exchanging after each step.
 
     Attributes:
-        rates: inner learning rates to choose from, on a seed that is not evaluated.
+        rates: inner learning rates to choose from, on a seed that is not evaluated; GASLoC chooses
+            among `OUTER_STEPS` as well.
     """
 
     name: ClassVar[str] = "single-step"
@@ -66,7 +84,7 @@ class SingleStep(Study):
     stage_count: ClassVar[int] = 2
     takes_variants: ClassVar[bool] = True
 
-    rates: tuple[float, ...] = (0.00025, 0.0005, 0.001, 0.002, 0.004)
+    rates: tuple[float, ...] = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008)
     defaults: dict[str, Any] = field(
         default_factory=lambda: {
             "run.rounds": 400,
@@ -78,43 +96,30 @@ class SingleStep(Study):
     )
 
     def cells(self, setup: Setup, stage: int, outcomes: Sequence[Outcome]) -> list[Cell]:
-        """Return the runs that choose the learning rates, then those that are compared."""
+        """Return the runs that choose the settings, then those that are compared."""
         check_also(self, [variant.label for variant in VARIANTS], setup.also)
-        tuning = stage == 0
         cells: list[Cell] = []
-        for seed in [setup.first_seed + TUNING_DISTANCE] if tuning else setup.evaluated:
+        for seed in setup.evaluated if stage else [setup.first_seed + TUNING_DISTANCE]:
             for peers in setup.peers or self.peers:
                 for variant in (*VARIANTS, *setup.also):
-                    rates = self.rates if tuning else [None]
-                    for rate in rates:
-                        cells += self._with_rate(setup, variant, peers, seed, rate, outcomes)
+                    tried = self._tried(setup, variant, peers, seed)
+                    cells += _best(tried, outcomes) if stage else tried
         return cells
 
-    def _with_rate(
-        self,
-        setup: Setup,
-        variant: Variant,
-        peers: int,
-        seed: int,
-        rate: float | None,
-        outcomes: Sequence[Outcome],
-    ) -> list[SwarmCell]:
-        """Return a variant's runs at `rate`, or at its best one when that is None."""
-        cells: list[SwarmCell] = []
-        for cell in self.swarm_cells(
-            setup,
-            variant,
-            peers=peers,
-            seed=seed,
-            settings={"inner.local_steps": 1, "inner.lr": rate or self.rates[0]},
-        ):
-            cell.labels["stage"] = "tuning" if rate else "evaluation"
-            if rate is None:
-                rate_of_cell = best_rate(outcomes, cell.labels) or self.rates[0]
-                cell.settings["inner.lr"] = rate_of_cell
-            cell.labels["inner.lr"] = cell.settings["inner.lr"]
-            cells.append(cell)
-        return cells
+    def _tried(self, setup: Setup, variant: Variant, peers: int, seed: int) -> list[SwarmCell]:
+        """Return a variant's runs with everything that it chooses from."""
+        tried = []
+        for outer in OUTER_STEPS if variant in GASLOC else (DEFAULT,):
+            for rate in self.rates:
+                settings = {"inner.local_steps": 1, "inner.lr": rate, **OUTER_STEPS[outer]}
+                for cell in self.swarm_cells(
+                    setup, variant, peers=peers, seed=seed, settings=settings
+                ):
+                    cell.labels.update({"stage": "tuning", "inner.lr": rate})
+                    if outer != DEFAULT:
+                        cell.labels[OUTER] = outer
+                    tried.append(cell)
+        return tried
 
     def summary(self, outcomes: Sequence[Outcome]) -> Summary:
         """Return the chosen rates, losses, and the differences of 2-peer to each baseline."""
@@ -137,8 +142,9 @@ class SingleStep(Study):
             ),
             reading=(
                 "Loss: validation loss of the averaged model after the last training round, in "
-                "nats per token. Every algorithm runs at the inner learning rate with which it "
-                "ended lowest on one further seed, which is not among those that are compared.",
+                "nats per token. Every algorithm runs at the inner learning rate, and GASLoC with "
+                "the outer step, with which it ended lowest on one further seed, which is not "
+                "among those that are compared. The default outer step is lr 0.7, momentum 0.9.",
                 f"{INTERVALS} The difference is that of GASLoC 2-peer, in percent of the other "
                 f"algorithm's loss; below zero GASLoC 2-peer is better. {CLAIM_RULE} No worse "
                 "means a difference of at most 0.",
@@ -158,15 +164,35 @@ class SingleStep(Study):
         return figure
 
 
-def best_rate(outcomes: Sequence[Outcome], labels: dict[str, Label]) -> float | None:
-    """Return the rate with the lowest tuning loss of an algorithm; None when none is finite."""
+def best_choice(
+    outcomes: Sequence[Outcome], labels: Mapping[str, Label]
+) -> tuple[float, str] | None:
+    """Return the inner learning rate and outer step with an algorithm's lowest tuning loss.
+
+    None when no loss is finite.
+    """
     wanted = {name: labels[name] for name in ("algorithm", "peers", "model")}
-    found: dict[float, float] = {}
+    found: dict[tuple[float, str], float] = {}
     for outcome in matching(outcomes, {**wanted, "stage": "tuning"}):
-        rate = float(outcome.cell.labels["inner.lr"])
         for loss in losses([outcome]).values():
-            found[rate] = loss
+            found[_choice(outcome.cell.labels)] = loss
     return min(found, key=found.__getitem__) if found else None
+
+
+def _choice(labels: Mapping[str, Label]) -> tuple[float, str]:
+    return float(labels["inner.lr"]), str(labels.get(OUTER, DEFAULT))
+
+
+def _best(tried: Sequence[SwarmCell], outcomes: Sequence[Outcome]) -> list[SwarmCell]:
+    """Return one of the `tried` runs per model, that with the best choice, to be compared."""
+    best: dict[Label, SwarmCell] = {}
+    for cell in tried:
+        choice = best_choice(outcomes, cell.labels)
+        if choice is None or choice == _choice(cell.labels):
+            best.setdefault(cell.labels["model"], cell)
+    for cell in best.values():
+        cell.labels["stage"] = "evaluation"
+    return list(best.values())
 
 
 def _at_the_end_of_the_grid(outcomes: Sequence[Outcome]) -> list[str]:
@@ -206,11 +232,13 @@ def _table(
             )
             reached = claim.judge(None if wild else paired)
             verdicts[claim.words][model if len(models) > 1 else ""] = verdict = reached
-        rates = distinct(matching(evaluated, {"model": model, "algorithm": label}), "inner.lr")
+        mine = matching(evaluated, {"model": model, "algorithm": label})
+        choices = sorted({_choice(outcome.cell.labels) for outcome in mine})
         rows.append(
             (
                 str(label),
-                ", ".join(f"{rate:g}" for rate in rates if not isinstance(rate, str)),
+                ", ".join(f"{rate:g}" for rate, _ in choices),
+                ", ".join(outer for _, outer in choices) if label in OWN_OUTER else MISSING,
                 loss_cell(evaluated, model=model, algorithm=label),
                 percent_text(paired),
                 verdict,
@@ -218,25 +246,34 @@ def _table(
         )
     return Table(
         title=f"Model {model}",
-        columns=("Algorithm", "Inner lr", "Loss", "GASLoC 2-peer against it", "No worse"),
+        columns=(
+            "Algorithm",
+            "Inner lr",
+            "Outer step",
+            "Loss",
+            "GASLoC 2-peer against it",
+            "No worse",
+        ),
         rows=tuple(rows),
     )
 
 
 def _tuning_table(outcomes: Sequence[Outcome], model: str) -> Table:
-    """Return the losses by which the rates were chosen."""
+    """Return the losses by which the settings were chosen."""
     tuning = matching(outcomes, {"stage": "tuning", "model": model})
-    rates = distinct(tuning, "inner.lr")
+    rates = sorted(rate for rate in distinct(tuning, "inner.lr") if not isinstance(rate, str))
+    rows = []
+    for label in distinct(tuning, "algorithm"):
+        mine = matching(tuning, {"algorithm": label})
+        for outer in dict.fromkeys(_choice(outcome.cell.labels)[1] for outcome in mine):
+            chosen = [o for o in mine if _choice(o.cell.labels)[1] == outer]
+            cells = (loss_cell(chosen, **{"inner.lr": rate}) for rate in rates)
+            rows.append((str(label), outer if label in OWN_OUTER else MISSING, *cells))
     return Table(
-        title=f"Choosing the inner learning rate, model {model}, one seed",
-        columns=("Algorithm", *(f"lr {rate}" for rate in rates)),
-        rows=tuple(
-            (
-                str(label),
-                *(loss_cell(tuning, algorithm=label, **{"inner.lr": rate}) for rate in rates),
-            )
-            for label in distinct(tuning, "algorithm")
-        ),
+        title=f"Choosing the settings, model {model}, one seed",
+        columns=("Algorithm", "Outer step", *(f"lr {rate:g}" for rate in rates)),
+        rows=tuple(rows),
+        names=2,
     )
 
 
@@ -249,7 +286,7 @@ def _draw_losses(axes: Axes, evaluated: Sequence[Outcome], model: str) -> None:
     _name_rows(axes, labels)
     axes.set_xlabel("validation loss (nats per token); lower is better")
     axes.set_title(
-        f"model {model}, each at its best inner lr\nmean and 95 % interval; grey: each seed",
+        f"model {model}, each at its best settings\nmean and 95 % interval; grey: each seed",
         loc="left",
     )
 

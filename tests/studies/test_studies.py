@@ -16,7 +16,7 @@ from gasloc_p2p.studies.format import markdown
 from gasloc_p2p.studies.multi_step import MultiStep
 from gasloc_p2p.studies.outer_sensitivity import OuterSensitivity
 from gasloc_p2p.studies.plot import png, svg
-from gasloc_p2p.studies.single_step import SingleStep, best_rate
+from gasloc_p2p.studies.single_step import OUTER, SingleStep, best_choice
 from gasloc_p2p.studies.study import Setup, Study, Variant, cell_config, parse_also
 from gasloc_p2p.studies.topology import TopologyStudy, expected_contraction
 
@@ -133,15 +133,19 @@ def test_the_rate_is_chosen_on_a_seed_that_is_not_compared() -> None:
     for outcome in compared:
         label = outcome.cell.labels["algorithm"]
         losses = {
-            trial.cell.labels["inner.lr"]: trial.result.averaged_val_loss
+            (trial.cell.labels["inner.lr"], trial.cell.labels.get(OUTER)): (
+                trial.result.averaged_val_loss
+            )
             for trial in tuning
             if isinstance(trial.result, SwarmResult) and trial.cell.labels["algorithm"] == label
         }
         assert isinstance(outcome.cell, SwarmCell)
         config = cell_config(outcome.cell)
-        assert losses[config.inner.lr] == min(loss for loss in losses.values() if loss is not None)
+        chosen = losses[config.inner.lr, outcome.cell.labels.get(OUTER)]
+        assert chosen == min(loss for loss in losses.values() if loss is not None)
+        assert (config.outer.lr == 1.0) == (OUTER in outcome.cell.labels)
         assert config.inner.local_steps == 1
-    assert best_rate([], {"algorithm": "DDP", "peers": 2, "model": "nano"}) is None
+    assert best_choice([], {"algorithm": "DDP", "peers": 2, "model": "nano"}) is None
     assert any("last one that was tried" in text for text in study.summary(outcomes).verdicts)
 
 
@@ -272,6 +276,8 @@ def test_a_rule_for_all_runs_where_no_algorithm_is_compared() -> None:
 @pytest.mark.parametrize("name", ["multi-step", "single-step", "local-steps"])
 def test_an_algorithm_of_ones_own_is_a_row(name: str) -> None:
     study, settings = STUDIES[name]
+    # In single-step the built-in GASLoC tries several outer steps; others have their own.
+    like = "DDP" if name == "single-step" else "GASLoC 1-peer"
     also = parse_also(["mine=outer.rule=local, gossip.topology=cycle"])
     setup = setup_of(settings, also=also)
     found = [
@@ -284,7 +290,7 @@ def test_an_algorithm_of_ones_own_is_a_row(name: str) -> None:
         cell
         for stage in range(study.stage_count)
         for cell in study.cells(setup, stage, [])
-        if cell.labels["algorithm"] == "GASLoC 1-peer"
+        if cell.labels["algorithm"] == like
     ]
     assert len(found) == len(others)
     for cell in found:
