@@ -53,6 +53,12 @@ class Tally:
         self._total_cost = sum(map(cost, waiting))
         self._done_cost = 0.0
 
+    def replan(self, *, cells: int, waiting: Sequence[Cell]) -> None:
+        """Count again, once an earlier stage has decided which cells a later one has."""
+        self.cells = cells
+        self.done = cells - len(waiting)
+        self._total_cost = self._done_cost + sum(map(cost, waiting))
+
     def rounds(self, cell: Cell, done: int) -> None:
         """Note the progress of a cell; 0 when it starts."""
         self.running[name_of(cell)] = (cell, done)

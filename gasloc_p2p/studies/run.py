@@ -117,10 +117,8 @@ async def run_study(plan: Plan, store: Store, progress: Progress) -> None:
         store: keeps the results.
         progress: told what happens.
     """
-    study, known = plan.study, store.results().cells
-    planned = [
-        cell for stage in range(study.stage_count) for cell in study.cells(plan.setup, stage, known)
-    ]
+    study = plan.study
+    planned = _planned(plan, store.results().cells)
     waiting = [cell for cell in planned if not store.has(cell)]
     if not waiting:
         progress.say(f"all {len(planned)} simulations are there already")
@@ -136,6 +134,11 @@ async def run_study(plan: Plan, store: Store, progress: Progress) -> None:
         progress.finished(outcome)
 
     for stage in range(study.stage_count):
+        if stage:
+            planned = _planned(plan, store.outcomes())
+            tally.replan(
+                cells=len(planned), waiting=[cell for cell in planned if not store.has(cell)]
+            )
         cells = study.cells(plan.setup, stage, store.outcomes())
         await run_cells(
             store.plan(cells),
@@ -146,6 +149,12 @@ async def run_study(plan: Plan, store: Store, progress: Progress) -> None:
         )
         if tally.failed:
             return
+
+
+def _planned(plan: Plan, known: Sequence[Outcome]) -> list[Cell]:
+    """Return the cells of all stages, as far as the `known` outcomes decide them."""
+    stages = range(plan.study.stage_count)
+    return [cell for stage in stages for cell in plan.study.cells(plan.setup, stage, known)]
 
 
 def _announce(plan: Plan, waiting: Sequence[Cell], progress: Progress) -> float:

@@ -84,7 +84,7 @@ class SingleStep(Study):
     stage_count: ClassVar[int] = 2
     takes_variants: ClassVar[bool] = True
 
-    rates: tuple[float, ...] = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008)
+    rates: tuple[float, ...] = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)
     defaults: dict[str, Any] = field(
         default_factory=lambda: {
             "run.rounds": 400,
