@@ -123,7 +123,7 @@ class SingleStep(Study):
 
     def summary(self, outcomes: Sequence[Outcome]) -> Summary:
         """Return the chosen rates, losses, and the differences of 2-peer to each baseline."""
-        evaluated = matching(outcomes, {"stage": "evaluation"})
+        evaluated = _compared(outcomes)
         models = distinct(outcomes, "model")
         tables = []
         verdicts: dict[str, dict[str, Verdict]] = {claim.words: {} for claim in CLAIMS}
@@ -155,7 +155,7 @@ class SingleStep(Study):
         """Draw losses, and the differences of 2-peer to the others, by algorithm."""
         from gasloc_p2p.studies.plot import new_figure
 
-        evaluated = matching(outcomes, {"stage": "evaluation"})
+        evaluated = _compared(outcomes)
         models = distinct(evaluated, "model")
         figure, panels = new_figure(self.question, 2 * max(len(models), 1), panel_size=(6.2, 3.8))
         for model, left, right in zip(models, panels[::2], panels[1::2], strict=False):
@@ -179,6 +179,16 @@ def best_choice(
     return min(found, key=found.__getitem__) if found else None
 
 
+def _compared(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the evaluations of what was chosen; an earlier run may have tried less and chosen
+    something else."""
+    return [
+        outcome
+        for outcome in matching(outcomes, {"stage": "evaluation"})
+        if best_choice(outcomes, outcome.cell.labels) in (None, _choice(outcome.cell.labels))
+    ]
+
+
 def _choice(labels: Mapping[str, Label]) -> tuple[float, str]:
     return float(labels["inner.lr"]), str(labels.get(OUTER, DEFAULT))
 
@@ -199,7 +209,7 @@ def _at_the_end_of_the_grid(outcomes: Sequence[Outcome]) -> list[str]:
     """Say which algorithms might do better at a rate that was not tried."""
     tried = [rate for rate in distinct(outcomes, "inner.lr") if isinstance(rate, float)]
     ends = (min(tried), max(tried)) if len(tried) > 1 else ()
-    evaluated = matching(outcomes, {"stage": "evaluation"})
+    evaluated = _compared(outcomes)
     found = [
         outcome.cell.labels["algorithm"]
         for outcome in evaluated
