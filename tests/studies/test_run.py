@@ -50,7 +50,8 @@ from gasloc_p2p.core.outer import OuterRule, register_outer_rule
 class Base(OuterRule):
     def step(self, theta_start, theta_h, mixed, state):
         print("words of an extension")
-        if not (Path(__file__).parent / "mended").exists():
+        in_a_round = len(mixed) > 100
+        if in_a_round and not (Path(__file__).parent / "mended").exists():
             self.fail()
         return mixed, state
 
