@@ -95,7 +95,7 @@ class _Step:
         self.loss: float | None = None
 
 
-class StackedCompute:
+class StackedCompute(InlineCompute):
     """Computes all inner steps that are under way together, when the first of them ends.
 
     A step depends on nothing that happens while it lasts, so when it is computed makes no
@@ -107,15 +107,9 @@ class StackedCompute:
     """
 
     def __init__(self, stack: Stack, *, step_s: float) -> None:
+        super().__init__(step_s=step_s)
         self._stack = stack
-        self._step_s = step_s
         self._under_way: list[_Step] = []
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` at once; it takes no virtual time."""
-        result = work()
-        await asyncio.sleep(0)
-        return result
 
     async def step(self, model: LocalModel, lr: float) -> float:
         """Let the virtual duration of one inner step of a replica pass and return its loss."""

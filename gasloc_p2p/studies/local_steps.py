@@ -149,26 +149,13 @@ def _tables(outcomes: Sequence[Outcome], model: str) -> tuple[Table, Table]:
 
 
 def _draw(axes: Axes, outcomes: Sequence[Outcome], model: str, *, compared: bool) -> None:
-    from gasloc_p2p.studies.plot import look
+    from gasloc_p2p.studies.plot import draw_estimates
 
     steps = distinct(outcomes, AXIS)
     for index, label in enumerate(distinct(outcomes, "algorithm")):
         if compared and label == BASELINE:
             continue
-        colour, marker = look(index)
         values = [_estimate(outcomes, model, label, step, compared=compared) for step in steps]
-        found = [(place, value) for place, value in enumerate(values) if value is not None]
-        if found:
-            axes.errorbar(
-                [place + 0.08 * (index - 1.5) for place, _ in found],
-                [value.mean for _, value in found],
-                yerr=[value.half_width or 0.0 for _, value in found],
-                label=str(label),
-                color=colour,
-                marker=marker,
-                capsize=3,
-                linewidth=1.2,
-                markersize=6,
-            )
+        draw_estimates(axes, index, str(label), values, offset=0.08 * (index - 1.5))
     axes.set_xticks(range(len(steps)), [str(step) for step in steps])
     axes.set_xlabel("local steps between two exchanges, H (same total)")

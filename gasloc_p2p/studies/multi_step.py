@@ -172,30 +172,19 @@ def _against_baseline(outcomes: Sequence[Outcome], peers: Label, label: Label) -
 
 
 def _draw(axes: Axes, outcomes: Sequence[Outcome], model: str) -> None:
-    from gasloc_p2p.studies.plot import look
+    from gasloc_p2p.studies.plot import draw_estimates, look
 
     mine = matching(outcomes, {"model": model})
     sizes = distinct(mine, "peers")
     labels = [label for label in distinct(mine, "algorithm") if label != BASELINE]
     axes.axhline(0, color="#333333", linewidth=1.2, label=BASELINE)
     for index, label in enumerate(labels):
-        colour, marker = look(index)
         values = [_against_baseline(mine, peers, label) for peers in sizes]
-        found = [(place, value) for place, value in enumerate(values) if value is not None]
         if str(label) in CLAIMS:
-            axes.axhline(CLAIMS[str(label)].limit, color=colour, linestyle=":", linewidth=1.2)
-        if found:
-            axes.errorbar(
-                [place + 0.09 * (index - (len(labels) - 1) / 2) for place, _ in found],
-                [value.mean for _, value in found],
-                yerr=[value.half_width or 0.0 for _, value in found],
-                label=str(label),
-                color=colour,
-                marker=marker,
-                capsize=4,
-                linewidth=1.2,
-                markersize=6.5,
-            )
+            limit, (colour, _) = CLAIMS[str(label)].limit, look(index)
+            axes.axhline(limit, color=colour, linestyle=":", linewidth=1.2)
+        offset = 0.09 * (index - (len(labels) - 1) / 2)
+        draw_estimates(axes, index, str(label), values, offset=offset)
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     axes.set_xlabel("peers in the swarm")
     axes.set_ylabel("loss compared with DiLoCo (%)\nmean and 95 % interval over the seeds")

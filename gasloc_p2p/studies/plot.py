@@ -11,6 +11,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gasloc_p2p.studies.statistics import Estimate
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Told apart with any common colour blindness. Source: Okabe and Ito, "Color Universal Design"."""
 
@@ -68,6 +70,34 @@ def new_figure(
 def look(index: int) -> tuple[str, str]:
     """Return colour and marker of the line with this index; colour never tells alone."""
     return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+
+
+def draw_estimates(
+    axes: Axes, index: int, label: str, values: Sequence[Estimate | None], *, offset: float
+) -> None:
+    """Draw one algorithm's means and intervals, at places 0, 1, ... moved by `offset`.
+
+    Args:
+        axes: the panel.
+        index: of the algorithm's colour and marker.
+        label: in the legend.
+        values: by place; None leaves one out.
+        offset: keeps algorithms at the same place apart.
+    """
+    colour, marker = look(index)
+    found = [(place, value) for place, value in enumerate(values) if value is not None]
+    if found:
+        axes.errorbar(
+            [place + offset for place, _ in found],
+            [value.mean for _, value in found],
+            yerr=[value.half_width or 0.0 for _, value in found],
+            label=label,
+            color=colour,
+            marker=marker,
+            capsize=4,
+            linewidth=1.2,
+            markersize=6.5,
+        )
 
 
 def legend_outside(figure: Figure, axes: Sequence[Axes]) -> None:
