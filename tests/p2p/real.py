@@ -134,6 +134,12 @@ class RealSwarm:
         return [founder, *joiners]
 
 
+def stop_process(pid: int) -> None:
+    """Stop a child of this process; return once it stands still, which a signal alone is not."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
 def sets(*assignments: str) -> list[str]:
     """Return the `--set` options for these assignments."""
     return [part for assignment in assignments for part in ("--set", assignment)]

@@ -18,6 +18,7 @@ from gasloc_p2p.core.substrate import Network, PeerUnreachableError, Stream
 from gasloc_p2p.net import network as network_module
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
+from tests.p2p.real import stop_process
 
 pytestmark = pytest.mark.p2p
 
@@ -195,7 +196,7 @@ async def test_an_answer_that_does_not_come_ends_at_the_deadline(
     pair: tuple[Libp2pNetwork, Libp2pNetwork],
 ) -> None:
     first, second = pair
-    os.kill(second.daemon.pid, signal.SIGSTOP)
+    stop_process(second.daemon.pid)
     with pytest.raises(TimeoutError):
         await second.open_stream(first.peer_id, PROTOCOL, deadline_s=0.2)
     assert await second.fetch_records("run", deadline_s=0.2) == []

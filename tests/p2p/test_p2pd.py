@@ -20,6 +20,7 @@ from gasloc_p2p.net import daemon as daemon_module
 from gasloc_p2p.net.daemon import BootstrapRefusedError, Daemon
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.settings import NetConfig
+from tests.p2p.real import stop_process
 
 pytestmark = pytest.mark.p2p
 
@@ -120,7 +121,7 @@ async def test_a_daemon_that_ignores_the_request_is_killed(
 ) -> None:
     monkeypatch.setattr(daemon_module, "STOP_GRACE_S", 0.1)
     daemon = await Daemon.start(Identity.derived(0, 0), LOOPBACK, bootstrap=())
-    os.kill(daemon.pid, signal.SIGSTOP)
+    stop_process(daemon.pid)
     await daemon.stop()
     assert daemon.returncode == -signal.SIGKILL
 
