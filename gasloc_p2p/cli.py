@@ -84,6 +84,14 @@ Keep = Annotated[
         help="Keep reports, parameters, identities and logs in this folder.",
     ),
 ]
+ChaosSeed = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="SEED",
+        help="Kill, stop, restart and cut off nodes while they train, as drawn from this seed.",
+    ),
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -118,6 +126,7 @@ def run_testnet(
     compare_solo: CompareSolo = False,
     report: Report = None,
     keep: Keep = None,
+    chaos: ChaosSeed = None,
     config: ConfigFile = None,
     set_: Set = None,
     debug: Debug = False,
@@ -140,6 +149,7 @@ def run_testnet(
         compare_solo=compare_solo,
         report_path=report,
         keep=keep,
+        chaos_seed=chaos,
     )
     raise typer.Exit(code)
 

@@ -21,6 +21,7 @@ from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.extensions import load_extensions
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.settings import (
+    CheckpointConfig,
     DisplayConfig,
     GossipConfig,
     NodeConfig,
@@ -51,6 +52,7 @@ class Config(BaseModel):
     pace: PaceConfig = Field(default_factory=PaceConfig)
     net: NetConfig = Field(default_factory=NetConfig)
     node: NodeConfig = Field(default_factory=NodeConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     simulate: SimulateConfig = Field(default_factory=SimulateConfig)
     study: StudyConfig = Field(default_factory=StudyConfig)
     display: DisplayConfig = Field(default_factory=DisplayConfig)

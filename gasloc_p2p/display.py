@@ -29,6 +29,8 @@ from gasloc_p2p.node.report import RoundReport
 
 DisplayMode = Literal["auto", "live", "plain", "json"]
 REFRESH_PER_SECOND = 4
+LATE_ROUNDS = 6
+"""A peer so many rounds behind the first one is not waited for with a round's line."""
 
 
 class Display(Protocol):
@@ -101,6 +103,7 @@ class PlainDisplay:
         self._rounds = rounds
         self._done: dict[int, list[RoundReport]] = {}
         self._val_loss: dict[int, list[float]] = {}
+        self._printed = -1
 
     def observe(self, index: int, event: Event) -> None:
         """Print what the event means, if anything."""
@@ -127,20 +130,30 @@ class PlainDisplay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        return
+        self._print_until(max(self._done, default=-1))
 
     def _name(self, index: int) -> str:
         return f"peer {index}: " if self._peers > 1 else ""
 
     def _finish_round(self, report: RoundReport) -> None:
+        """Print the rounds up to one that all peers have done, or the first left well behind."""
+        if report.round <= self._printed:
+            return
         done = self._done.setdefault(report.round, [])
         done.append(report)
-        if len(done) < self._peers:
-            return
-        del self._done[report.round]
-        tried = self._val_loss.pop(report.round, [])
+        self._print_until(report.round if len(done) == self._peers else report.round - LATE_ROUNDS)
+
+    def _print_until(self, last: int) -> None:
+        for round in sorted(round for round in self._done if round <= last):
+            self._print_round(round, self._done.pop(round))
+        self._printed = max(self._printed, last)
+
+    def _print_round(self, round: int, done: list[RoundReport]) -> None:
+        tried = self._val_loss.pop(round, [])
         losses = [r.train_loss for r in done if r.train_loss is not None]
-        parts = [_round_text(report, self._rounds)]
+        parts = [_round_text(done[0], self._rounds)]
+        if len(done) < self._peers:
+            parts.append(f"{len(done)} of {self._peers} peers")
         if losses:
             parts.append(f"train loss {sum(losses) / len(losses):.3f}")
         if tried:

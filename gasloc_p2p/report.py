@@ -23,6 +23,15 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     val_loss: float
 
 
+class FaultReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault that a test swarm was put through, and when its peer mixed again."""
+
+    kind: str
+    peer: int
+    round: int
+    absorbed_after_rounds: int | None
+
+
 class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a test swarm or a simulation did and reached."""
 
@@ -38,6 +47,7 @@ class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
     closing_consensus_distance: float | None
     simulated_s: float | None
     curve: tuple[CurvePoint, ...]
+    faults: tuple[FaultReport, ...]
     peers: tuple[PeerReport, ...]
 
     def write(self, path: Path) -> None:
@@ -59,6 +69,7 @@ def swarm_report(
     solo_val_loss: float | None,
     simulated_s: float | None = None,
     curve: Sequence[CurvePoint] = (),
+    faults: Sequence[FaultReport] = (),
 ) -> SwarmReport:
     """Sum up a swarm from its peers' reports and parameters.
 
@@ -75,6 +86,7 @@ def swarm_report(
         solo_val_loss: mean loss of the same peers trained alone, if that was asked for.
         simulated_s: virtual seconds until the end of training, of a simulated swarm.
         curve: what the peers of a simulated swarm had learned, by virtual time.
+        faults: what a test swarm was put through.
     """
     averaged = mean_theta(thetas) if thetas else None
     return SwarmReport(
@@ -90,6 +102,7 @@ def swarm_report(
         closing_consensus_distance=consensus_distance(closing_thetas) if closing_thetas else None,
         simulated_s=simulated_s,
         curve=tuple(curve),
+        faults=tuple(faults),
         peers=tuple(peers),
     )
 

@@ -165,6 +165,32 @@ class NodeConfig(Section):
     )
 
 
+class CheckpointConfig(Section):
+    """How often this node saves its state, and how much it keeps; never shared."""
+
+    every_rounds: int = Field(
+        default=4,
+        ge=0,
+        lt=2**31,
+        description="Save the state every so many rounds, beside the training; a crash loses the "
+        "rounds since. 0: only when leaving.",
+    )
+    keep: int = Field(
+        default=3,
+        ge=1,
+        le=100,
+        description="Checkpoints to keep, the newest ones; each takes about 16 bytes a parameter "
+        "on the disk. With more than one there is another to go back to if the newest is damaged.",
+    )
+    gather_s: float = Field(
+        default=30.0,
+        ge=0,
+        le=3600,
+        description="With pace.mode steps: after a restart, wait so long for the peers that were "
+        "there, to go on from one round together; not at all when they are found running.",
+    )
+
+
 class SimulateConfig(Section):
     """The virtual machines and links of `gasloc simulate`; never shared."""
 

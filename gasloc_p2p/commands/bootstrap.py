@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from gasloc_p2p.commands.arguments import read_addresses, remove_stale_file, write_text_file
 from gasloc_p2p.commands.home import home_of, open_identity
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.config import LoadedConfig
 from gasloc_p2p.display import make_display
 from gasloc_p2p.net.addresses import is_loopback
-from gasloc_p2p.net.network import Libp2pNetwork
+from gasloc_p2p.net.contacts import CONTACTS_FILE
+from gasloc_p2p.net.supervised import SupervisedNetwork
 from gasloc_p2p.node.events import Notice, Online
 
 
@@ -29,9 +32,12 @@ def bootstrap(loaded: LoadedConfig) -> None:
     remove_stale_file(config.node.address_file)
 
     async def main(leave: Leave) -> None:
-        identity = open_identity(config, home_of(config, "bootstrap"))
+        home = home_of(config, "bootstrap")
+        identity = open_identity(config, home)
         net = config.net.model_copy(update={"bootstrap": read_addresses(config.net.bootstrap)})
-        network = await Libp2pNetwork.create(identity, net, warn=display.say)
+        network = await SupervisedNetwork.create(
+            identity, net, contacts_file=home / CONTACTS_FILE, warn=display.say
+        )
         try:
             addresses = await network.addresses()
             display.observe(0, Online(peer_id=network.peer_id, addresses=addresses))
@@ -48,7 +54,10 @@ def bootstrap(loaded: LoadedConfig) -> None:
                 )
             if config.node.address_file:
                 write_text_file(config.node.address_file, ",".join(addresses))
-            await leave.wait()
+            async with asyncio.TaskGroup() as tasks:
+                supervising = tasks.create_task(network.supervise())
+                await leave.wait()
+                supervising.cancel()
         finally:
             await network.aclose()
             identity.close()

@@ -37,14 +37,14 @@ class Child:
         """Start `gasloc ARGUMENTS` with JSON events on its output.
 
         Args:
-            name: also the name of its log file in `folder`.
+            name: also the name of its log file in `folder`, to which it adds.
             arguments: the command and its arguments.
             folder: existing folder for the log.
         """
         environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
         log = folder / f"{name}.log"
         own_settings = ("--set", "display.mode=json", "--set", "node.exit_with_stdin=true")
-        with log.open("wb") as errors:
+        with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "gasloc_p2p", *arguments, *own_settings),
                 stdin=asyncio.subprocess.PIPE,
@@ -80,9 +80,10 @@ class Child:
         return await self._process.wait()
 
     def interrupt(self) -> None:
-        """Ask it to leave."""
+        """Ask it to leave, even if it was stopped."""
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGCONT)
 
     async def stop(self) -> None:
         """Ask it to leave, and kill it if it does not in time."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import TypeVar
 
 import torch
 
@@ -17,10 +19,16 @@ from gasloc_p2p.commands.arguments import (
     remove_stale_file,
     write_text_file,
 )
-from gasloc_p2p.commands.home import home_of, open_identity
+from gasloc_p2p.commands.home import (
+    checkpoints_of,
+    found_or_resume,
+    home_of,
+    keep_manifest,
+    open_identity,
+)
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
-from gasloc_p2p.core.errors import ConfigError, DaemonError, ManifestError
+from gasloc_p2p.core.errors import ConfigError, ManifestError
 from gasloc_p2p.core.manifest import (
     MAX_ADDRESSES,
     Invite,
@@ -30,13 +38,13 @@ from gasloc_p2p.core.manifest import (
 )
 from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.display import make_display
-from gasloc_p2p.founding import found, manifest_layer, pace_of, require_node_rule
+from gasloc_p2p.founding import manifest_layer, pace_of, require_node_rule
 from gasloc_p2p.net.addresses import is_loopback
+from gasloc_p2p.net.contacts import CONTACTS_FILE
 from gasloc_p2p.net.identity import Identity
-from gasloc_p2p.net.network import Libp2pNetwork
+from gasloc_p2p.net.supervised import SupervisedNetwork
 from gasloc_p2p.node.events import Event, Invitation, Notice, Observer, Online
 from gasloc_p2p.node.node import Node
-from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.train.learner import build_learner
 
 T = TypeVar("T")
@@ -55,10 +63,14 @@ class WallClock:
 
 
 class ThreadCompute:
-    """Runs tensor work in one thread, so that calls keep their order and the loop stays free."""
+    """Runs tensor work in one thread, so that calls keep their order and the loop stays free.
+
+    Files are written and read in another one.
+    """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+        self._files = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in the thread and return its result."""
@@ -68,9 +80,14 @@ class ThreadCompute:
         """Do one inner step of `model` in the thread and return its loss."""
         return await self.run(partial(model.step, lr))
 
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread for files and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._files, work)
+
     def close(self) -> None:
-        """Let the thread end once it is idle."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """Let the threads end once they are idle."""
+        for executor in (self._executor, self._files):
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def start(loaded: LoadedConfig) -> None:
@@ -79,9 +96,8 @@ def start(loaded: LoadedConfig) -> None:
     Raises:
         GaslocError: anything that a person has to mend first.
     """
-    config = loaded.config
-    require_node_rule(config)
-    manifest = found(config, now_s=time.time())
+    require_node_rule(loaded.config)
+    config, manifest = found_or_resume(loaded, now_s=time.time())
     remove_stale_file(config.node.invite_file)
 
     async def main(leave: Leave) -> None:
@@ -100,6 +116,8 @@ def start(loaded: LoadedConfig) -> None:
                 )
                 _warn_of_loopback(invite, observe)
                 observe(Invitation(invite=invite.encode()))
+                if "run.id" not in loaded.origins:
+                    observe(Notice(text=f"to resume this run later: --set run.id={config.run.id}"))
                 if config.node.invite_file:
                     write_text_file(config.node.invite_file, invite.encode())
                 await _train(config, manifest, network, observe, leave)
@@ -170,7 +188,14 @@ def _local_only(layers: Sequence[Layer]) -> Sequence[Layer]:
 
 
 class _Online:
-    """The node's network, from identity to close, as an async context manager."""
+    """The node's network, from identity to close, as an async context manager.
+
+    It is supervised for as long as it is entered: what is inside ends with a `DaemonError` when
+    p2pd cannot be brought back.
+
+    Attributes:
+        observe: told that the node is online, and later what supervision has to say.
+    """
 
     def __init__(
         self,
@@ -182,50 +207,34 @@ class _Online:
     ) -> None:
         self._config = config
         self._bootstrap = read_addresses(bootstrap)
-        self._observe = observe
         self._home = home_of(config, run_id or config.run.id)
-        self._network: Libp2pNetwork | None = None
-        self._identity: Identity | None = None
+        self._undo = AsyncExitStack()
+        self.observe = observe
 
-    async def __aenter__(self) -> Libp2pNetwork:
-        self._identity = open_identity(self._config, self._home)
-        self._network = await Libp2pNetwork.create(
-            self._identity,
-            self._config.net.model_copy(update={"bootstrap": self._bootstrap}),
-            warn=lambda text: self._observe(Notice(text=text)),
-        )
-        self._observe(
-            Online(peer_id=self._network.peer_id, addresses=await self._network.addresses())
-        )
-        return self._network
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._network is not None:
-            await self._network.aclose()
-        if self._identity is not None:
-            self._identity.close()
-
-
-async def _while_daemon_lives(
-    network: Libp2pNetwork, life: Coroutine[Any, Any, NodeResult]
-) -> NodeResult:
-    """Return what `life` returns, unless the libp2p daemon ends before it does.
-
-    Raises:
-        DaemonError: it has, and without it this node would train alone for ever.
-    """
-    async with asyncio.TaskGroup() as tasks:
-        living = tasks.create_task(life)
-        daemon = tasks.create_task(network.daemon.exited())
-        await asyncio.wait({living, daemon}, return_when=asyncio.FIRST_COMPLETED)
-        if not living.done():
-            raise DaemonError(
-                f"the libp2p daemon ended with exit code {daemon.result()}",
-                why=f"it last said: {network.daemon.last_line or 'nothing'}",
-                fix="start the node again; its identity is kept",
+    async def __aenter__(self) -> SupervisedNetwork:
+        async with AsyncExitStack() as undo:
+            identity = open_identity(self._config, self._home)
+            undo.callback(identity.close)
+            network = await SupervisedNetwork.create(
+                identity,
+                self._config.net.model_copy(update={"bootstrap": self._bootstrap}),
+                contacts_file=self._home / CONTACTS_FILE,
+                warn=lambda text: self.observe(Notice(text=text)),
             )
-        daemon.cancel()
-    return living.result()
+            undo.push_async_callback(network.aclose)
+            self.observe(Online(peer_id=network.peer_id, addresses=await network.addresses()))
+            tasks = await undo.enter_async_context(asyncio.TaskGroup())
+            undo.callback(tasks.create_task(network.supervise()).cancel)
+            self._undo = undo.pop_all()
+        return network
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return await self._undo.__aexit__(kind, error, trace)
 
 
 def invite_addresses(own: Sequence[str], bootstrap: Sequence[str]) -> tuple[str, ...]:
@@ -245,7 +254,7 @@ def _warn_of_loopback(invite: Invite, observe: Observer) -> None:
         )
 
 
-async def _fetch_manifest(network: Libp2pNetwork, invite: Invite) -> Manifest:
+async def _fetch_manifest(network: SupervisedNetwork, invite: Invite) -> Manifest:
     for attempt in range(MANIFEST_ATTEMPTS):
         if attempt:
             await asyncio.sleep(MANIFEST_PAUSE_S)
@@ -264,13 +273,15 @@ async def _fetch_manifest(network: Libp2pNetwork, invite: Invite) -> Manifest:
 async def _train(
     config: Config,
     manifest: Manifest,
-    network: Libp2pNetwork,
+    network: SupervisedNetwork,
     observe: Observer,
     leave: Leave,
 ) -> None:
     compute = ThreadCompute()
     torch.set_num_threads(config.node.threads)
+    home = home_of(config, config.run.id)
     try:
+        await compute.aside(lambda: keep_manifest(home, manifest))
         learner = await compute.run(
             lambda: build_learner(
                 config.model,
@@ -290,10 +301,11 @@ async def _train(
             pace=pace_of(config, manifest),
             verify=Identity.verify,
             observe=observe,
+            checkpoints=checkpoints_of(config, home),
         )
-        result = await _while_daemon_lives(network, node.run(leave))
+        result = await node.run(leave)
         if config.display.mode != "json":
-            observe(Notice(text=f"results: {home_of(config, config.run.id)}"))
-        await compute.run(lambda: result.write(home_of(config, config.run.id)))
+            observe(Notice(text=f"results: {home}"))
+        await compute.run(lambda: result.write(home))
     finally:
         compute.close()

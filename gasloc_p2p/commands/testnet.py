@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from gasloc_p2p.algorithms import require_on_nodes
 from gasloc_p2p.commands.arguments import check_output_file, make_folder
+from gasloc_p2p.commands.chaos import Chaos, Fault, plan_faults
 from gasloc_p2p.commands.child import Child
+from gasloc_p2p.commands.home import kept_manifest, require_same_run
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, Leave, run_until_asked
 from gasloc_p2p.commands.simulate import finish, solo_loss
 from gasloc_p2p.config import SHARED_SECTIONS, Config, to_toml
@@ -47,6 +50,7 @@ def run(
     compare_solo: bool,
     report_path: Path | None,
     keep: Path | None,
+    chaos_seed: int | None = None,
 ) -> int:
     """Run a bootstrap and `peers` nodes to the end of the run; return the exit code.
 
@@ -59,7 +63,9 @@ def run(
         peers: how many nodes.
         compare_solo: also train the same peers alone and report their mean loss.
         report_path: where the report goes, None for nowhere.
-        keep: folder that keeps every node's identity, log and parameters; None: a temporary one.
+        keep: folder that keeps every node's identity, log, checkpoints and parameters, from which
+            the same command goes on; None: a temporary one.
+        chaos_seed: seed of the faults that befall the nodes; None for none.
 
     Raises:
         ConfigError: nodes do not run the algorithm or the outer rule.
@@ -69,8 +75,14 @@ def run(
     require_node_rule(config)
     check_outer(config)
     check_output_file(report_path)
+    faults: Sequence[Fault] = ()
+    if chaos_seed is not None:
+        faults = plan_faults(chaos_seed, peers=peers, rounds=config.run.rounds)
     if keep is not None:
         make_folder(keep)
+        kept = kept_manifest(home_in(keep, 0))
+        if kept is not None:
+            require_same_run(config, kept, keep)
     corpus = load_corpus(config.data)
     display = make_display(
         config.display.mode,
@@ -80,7 +92,7 @@ def run(
     )
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gasloc-")))
-        swarm = _Swarm(config, peers=peers, folder=folder.resolve(), display=display)
+        swarm = _Swarm(config, peers=peers, folder=folder.resolve(), display=display, faults=faults)
         began_s = time.monotonic()
         with display:
             run_until_asked(swarm.run, exit_with_stdin=config.node.exit_with_stdin)
@@ -100,10 +112,19 @@ def run(
 class _Swarm:
     """The processes of a test swarm and the folder that they write to."""
 
-    def __init__(self, config: Config, *, peers: int, folder: Path, display: Display) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        peers: int,
+        folder: Path,
+        display: Display,
+        faults: Sequence[Fault],
+    ) -> None:
         self.interrupted = False
         self.run_digest = b""
         self.nodes: list[Child] = []
+        self.chaos = Chaos(faults, pid_of=lambda index: self.nodes[index].pid, say=display.say)
         self.identities = [Identity.derived(config.run.seed, index) for index in range(peers)]
         self._config = config
         self._display = display
@@ -111,7 +132,7 @@ class _Swarm:
 
     def home(self, index: int) -> Path:
         """Return the home of a node."""
-        return self._folder / f"peer-{index}"
+        return home_in(self._folder, index)
 
     async def run(self, leave: Leave) -> None:
         """Run the swarm to its end, or until `leave` is set."""
@@ -133,31 +154,30 @@ class _Swarm:
             await bootstrap.stop()
 
     async def _life_of_nodes(self, bootstrap: str) -> None:
+        found = (
+            *("start", "--config", str(self._folder / "founder.toml")),
+            *("--set", f"net.bootstrap={bootstrap}"),
+        )
         try:
-            founder = await self._start(
-                "peer-0",
-                *("start", "--config", str(self._folder / "founder.toml")),
-                *("--set", f"net.bootstrap={bootstrap}"),
-                home=self.home(0),
-            )
-            self.nodes.append(founder)
-            invite = (await self._first(founder, Invitation, index=0)).invite
+            await self._start_node(found)
+            invite = (await self._first(self.nodes[0], Invitation, index=0)).invite
             self.run_digest = parse_invite(invite).digest
-            for index in range(1, len(self.identities)):
-                self.nodes.append(
-                    await self._start(
-                        f"peer-{index}",
-                        *("join", invite, "--config", str(self._folder / "joiner.toml")),
-                        home=self.home(index),
-                    )
-                )
+            join = ("join", invite, "--config", str(self._folder / "joiner.toml"))
+            for _ in self.identities[1:]:
+                await self._start_node(join)
             async with asyncio.TaskGroup() as tasks:
-                for index, node in enumerate(self.nodes):
-                    tasks.create_task(self._follow(index, node))
+                for index in range(len(self.nodes)):
+                    tasks.create_task(self._follow(index, join if index else found))
         finally:
             async with asyncio.TaskGroup() as tasks:
                 for node in self.nodes:
                     tasks.create_task(node.stop())
+
+    async def _start_node(self, command: Sequence[str], *, again: int | None = None) -> None:
+        """Start the next node, or one that has ended once more."""
+        index = len(self.nodes) if again is None else again
+        node = await self._start(f"peer-{index}", *command, home=self.home(index))
+        self.nodes[index : index + 1] = [node]
 
     async def _start(self, name: str, *arguments: str, home: Path) -> Child:
         local = ("--set", f"node.home={home}", "--set", f"net.listen={json.dumps(LOOPBACK)}")
@@ -186,11 +206,18 @@ class _Swarm:
             fix="mend what it says; --keep DIR keeps every log",
         )
 
-    async def _follow(self, index: int, node: Child) -> None:
-        async for event in node.events():
-            self._display.observe(index, event)
-        if await node.wait() != 0:
-            self._display.say(f"peer {index} ended with exit code {node.exit_code}")
+    async def _follow(self, index: int, command: Sequence[str]) -> None:
+        while True:
+            node = self.nodes[index]
+            async for event in node.events():
+                self._display.observe(index, event)
+                self.chaos.observe(index, event)
+            exit_code = await node.wait()
+            if not self.chaos.comes_back(index):
+                break
+            await self._start_node(command, again=index)
+        if exit_code != 0:
+            self._display.say(f"peer {index} ended with exit code {exit_code}")
 
     def _write_files(self) -> None:
         """Write the nodes' settings, and identities that a simulation derives alike."""
@@ -209,6 +236,11 @@ class _Swarm:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(identity.key_file())
+
+
+def home_in(folder: Path, index: int) -> Path:
+    """Return the home of the node with this index in the folder of a test swarm."""
+    return folder / f"peer-{index}"
 
 
 def _report(
@@ -241,6 +273,7 @@ def _report(
         thetas=thetas,
         closing_thetas=closing_thetas,
         solo_val_loss=solo,
+        faults=swarm.chaos.reports,
     )
 
 

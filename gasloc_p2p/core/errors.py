@@ -106,3 +106,10 @@ class StateError(GaslocError):
 
     code = "GL-STATE"
     exit_code = 12
+
+
+class CheckpointError(GaslocError):
+    """A checkpoint is there, but this node may not read it or cannot use it."""
+
+    code = "GL-CHECKPOINT"
+    exit_code = 13

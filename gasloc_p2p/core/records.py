@@ -98,6 +98,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Whether the peer has cut its lease short because it leaves."""
         return self.lease_until - self.signed_round < LEASE_ROUNDS
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether the peer waits to go on together with others, from one of several rounds.
+
+        It can begin in any round from `first_round`, the oldest that it could go back to, to
+        `signed_round`, and has not completed any.
+        """
+        return self.first_round <= self.signed_round and self.cycle_s == 0
+
     def is_silent(self, now_s: float) -> bool:
         """Whether the peer is overdue at `now_s` (unix seconds); live peers renew every round.
 

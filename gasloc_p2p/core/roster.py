@@ -97,6 +97,7 @@ class RosterBook:
         self._published: _Kept | None = None
         self._known: dict[PeerId, _Kept] = {}
         self._ahead: dict[PeerId, _Kept] = {}
+        self._behind: set[PeerId] = set()
         self._snapshots: dict[int, dict[PeerId, Record]] = {}
 
     @property
@@ -211,18 +212,25 @@ class RosterBook:
         of liars leaves it between two values told by honest peers. Ours does not count, or of two
         peers the one that fell behind would never see that it did. Peers that said goodbye, that
         are silent, or whose lease ended before our own round do not count, or those who left would
-        hold back the few who stay.
+        hold back the few who stay; but who renews after that is alive, and merely behind us.
         """
-        newest = {**self._known, **self._ahead}
-        newest.pop(self._own, None)
-        rounds = [
-            record.signed_round
-            for record in (kept.record for kept in newest.values())
-            if record.lease_until >= self._own_round
+        rounds = [record.signed_round for record in self.others()]
+        return statistics.median_low(rounds) if rounds else None
+
+    def newest(self) -> dict[PeerId, Record]:
+        """Return the newest record of every other peer, however old or far ahead it is."""
+        kept = {**self._known, **self._ahead}
+        return {peer: kept[peer].record for peer in kept if peer != self._own}
+
+    def others(self) -> list[Record]:
+        """Return the newest record of every other peer that is taken to be alive."""
+        return [
+            record
+            for record in self.newest().values()
+            if (record.lease_until >= self._own_round or record.peer_id in self._behind)
             and not record.is_goodbye
             and not (self._now_s is not None and record.is_silent(self._now_s))
         ]
-        return statistics.median_low(rounds) if rounds else None
 
     def founders(self) -> int:
         """Return how many peers have announced themselves for round 0, ours and ahead included."""
@@ -277,12 +285,25 @@ class RosterBook:
         if peer not in records and len(records) >= MAX_PEERS:
             # Peers already known are never pushed out by a flood of other ids.
             return Verdict.FULL
+        self._note_behind(record)
         records[peer] = kept
         if is_ahead:
             return Verdict.AHEAD
         if ahead is not None and ahead.record.seq <= record.seq:
             del self._ahead[peer]
         return Verdict.ACCEPTED
+
+    def _note_behind(self, record: Record) -> None:
+        """Note who is alive in rounds that are long over here, as after the network was split.
+
+        That takes a record beside one that an earlier round knew, for the store keeps the last
+        ones of peers that have left.
+        """
+        known_before = any(record.peer_id in view for view in self._snapshots.values())
+        if known_before and record.lease_until < self._own_round:
+            self._behind.add(record.peer_id)
+        else:
+            self._behind.discard(record.peer_id)
 
     def _view(self) -> dict[PeerId, Record]:
         return {peer: kept.record for peer, kept in self._known.items()}

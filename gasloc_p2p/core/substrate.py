@@ -6,7 +6,8 @@ libp2p in real time and on an in-memory network in virtual time.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -110,12 +111,33 @@ class Clock(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModelState:
+    """What a local model needs, beside its parameters, to go on exactly where it was.
+
+    Attributes:
+        tensors: moments and step counts of the inner optimizer by name, on the CPU; copies.
+        next_sample: the data cursor, the number of samples that were drawn.
+        warmup_steps_left: steps for which the learning rate is still lowered after the optimizer
+            was started afresh; 0 otherwise.
+    """
+
+    tensors: Mapping[str, Tensor]
+    next_sample: int
+    warmup_steps_left: int
+
+
 class LocalModel(Protocol):
     """A peer's own model with its data and its inner optimizer, whose moments never leave it."""
 
     @property
     def elements(self) -> int:
         """Elements P of the flat parameter vector."""
+        ...
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Elements of each parameter tensor, in the order of the flat vector; their sum is P."""
         ...
 
     @property
@@ -139,6 +161,22 @@ class LocalModel(Protocol):
         """Return the loss of `flat`, fp32 [P], or of the current parameters, on held-out text."""
         ...
 
+    def state(self) -> ModelState:
+        """Return a copy of everything but the parameters that later steps depend on."""
+        ...
+
+    def restore(self, state: ModelState) -> None:
+        """Take over a state that `state` returned; the parameters stay.
+
+        Raises:
+            ValueError: it is that of another model; nothing has changed.
+        """
+        ...
+
+    def restart_optimizer(self, *, warmup_steps: int) -> None:
+        """Forget the optimizer's moments; the learning rate then rises over `warmup_steps`."""
+        ...
+
 
 class Compute(Protocol):
     """Where blocking tensor work runs, off the event loop."""
@@ -149,4 +187,8 @@ class Compute(Protocol):
 
     async def step(self, model: LocalModel, lr: float) -> float:
         """Do one inner step of `model` and return its loss; a virtual clock charges for it."""
+        ...
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Run work on files that must not hold up the work on tensors, and return its result."""
         ...

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ipaddress
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -120,6 +121,46 @@ def is_loopback(address: str) -> bool:
     if endpoint.family in _IP_FAMILIES:
         return ipaddress.ip_address(endpoint.host).is_loopback
     return endpoint.host == "localhost"
+
+
+def is_dialable(address: str) -> bool:
+    """Whether `address`, without a peer id, is a host with a port that others can dial."""
+    try:
+        endpoint = _parse("the address", address, _LISTEN_FORM)
+    except ConfigError:
+        return False
+    return (
+        endpoint.family in _FAMILIES
+        and endpoint.protocols[1:] in _TRANSPORTS
+        and endpoint.port != 0
+        and not _is_unspecified(endpoint)
+    )
+
+
+def _is_unspecified(endpoint: Endpoint) -> bool:
+    return endpoint.family in _IP_FAMILIES and ipaddress.ip_address(endpoint.host).is_unspecified
+
+
+def with_same_ports(listen: Sequence[str], addresses: Sequence[str]) -> tuple[str, ...]:
+    """Return `listen` with each port 0 replaced by the one that it had become in `addresses`.
+
+    Args:
+        listen: addresses to listen on.
+        addresses: those that a node got from them, with or without its id.
+    """
+    return tuple(_with_same_port(parse_listen(text), addresses) for text in listen)
+
+
+def _with_same_port(wanted: Endpoint, addresses: Sequence[str]) -> str:
+    if wanted.port != 0:
+        return wanted.text
+    for text in addresses:
+        had = _parse("the address", text, _LISTEN_FORM)
+        protocols = had.protocols[:-1] if had.peer_id else had.protocols
+        if protocols == wanted.protocols and (_is_unspecified(wanted) or had.host == wanted.host):
+            place = f"/{wanted.family}/{wanted.host}/{wanted.transport}"
+            return wanted.text.replace(f"{place}/0", f"{place}/{had.port}", 1)
+    return wanted.text
 
 
 def probe_port(listen: str) -> None:

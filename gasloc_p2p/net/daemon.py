@@ -102,6 +102,10 @@ class Daemon:
         """Wait until p2pd has ended, for whatever reason, and return its exit status."""
         return await self._process.wait()
 
+    def kill(self) -> None:
+        """End p2pd by force, without waiting until it has ended."""
+        self._signal(force=True)
+
     async def stop(self) -> None:
         """End p2pd, by force after `STOP_GRACE_S`; safe to call twice, and when it has ended."""
         self._signal(force=False)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
+from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.utils.multiaddr import Multiaddr
@@ -112,7 +113,7 @@ async def _join_once(
         try:
             daemon = await Daemon.start(identity, config, bootstrap=live)
         except BootstrapRefusedError:
-            raise _NobodyAnsweredError(dead | {a: _stranger(a) for a in live}) from None
+            raise _NobodyAnsweredError(dead | {a: stranger(a) for a in live}) from None
         undo.push_async_callback(daemon.stop)
         p2p = await _attach(daemon, undo)
         try:
@@ -125,7 +126,7 @@ async def _join_once(
         for address in live:
             peer = PeerID.from_base58(parse_bootstrap(address).peer_id)
             if peer not in dht.protocol.routing_table:
-                warn(f"bootstrap peer {address} {_stranger(address)}")
+                warn(f"bootstrap peer {address} {stranger(address)}")
         return Attachment(daemon=daemon, p2p=p2p, dht=dht, undo=undo.pop_all())
 
 
@@ -139,7 +140,7 @@ async def _probe(addresses: Sequence[str]) -> dict[str, str]:
     return {address: reason for address, probe in probes if (reason := probe.result())}
 
 
-def _stranger(address: str) -> str:
+def stranger(address: str) -> str:
     """Say what is known about an address that p2pd could not use although no probe failed."""
     answers = "answers on TCP but" if parse_bootstrap(address).transport == "tcp" else "is silent,"
     return f"{answers} is not the peer with that id, or does not speak this protocol"
@@ -166,8 +167,15 @@ async def _attach(daemon: Daemon, undo: AsyncExitStack) -> Any:
             p2p = await AttachedP2P.replicate(Multiaddr(f"/unix{daemon.control_path}"))
     except (P2PDaemonError, OSError, EOFError) as error:
         raise _unresponsive(daemon) from error
-    undo.push_async_callback(p2p.shutdown)
+    undo.push_async_callback(_detach, p2p)
     return p2p
+
+
+async def _detach(p2p: Any) -> None:
+    await p2p.shutdown()
+    # Where p2pd went first, these have failed, and asyncio would complain of it.
+    control = p2p._client.control
+    await asyncio.gather(control._read_task, control._write_task, return_exceptions=True)
 
 
 async def _enter_dht(p2p: Any, live: Sequence[str]) -> Any:
@@ -175,6 +183,9 @@ async def _enter_dht(p2p: Any, live: Sequence[str]) -> Any:
         async with asyncio.timeout(DHT_DEADLINE_S):
             return await DHTNode.create(
                 p2p=p2p,
+                # Always the same place, so that a node which comes back is not taken for a
+                # further one, and holds one replica of an entry and not several.
+                node_id=DHTID.generate(source=str(p2p.peer_id)),
                 initial_peers=list(live),
                 record_validator=EntryValidator(),
                 # A cached copy would hide the newer records that a poll is meant to find. Others
@@ -200,7 +211,7 @@ async def _enter_dht(p2p: Any, live: Sequence[str]) -> Any:
     except TimeoutError:
         reasons = dict.fromkeys(live, f"connected, but silent for {DHT_DEADLINE_S:.0f} s")
     except RuntimeError:
-        reasons = {address: _stranger(address) for address in live}
+        reasons = {address: stranger(address) for address in live}
     raise _NobodyAnsweredError(reasons)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from blake3 import blake3
+from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.proto import dht_pb2
 
 from gasloc_p2p.core.errors import DaemonError
 from gasloc_p2p.core.manifest import MAX_MANIFEST_BYTES
@@ -19,6 +22,7 @@ from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.net.daemon import Daemon
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.join import Attachment, join
+from gasloc_p2p.net.neighbours import Neighbours
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.net.streams import P2PStream, request_stream
 from gasloc_p2p.net.validator import MANIFEST_TTL_S, manifest_key, record_key
@@ -47,7 +51,9 @@ class Libp2pNetwork:
         self._parts = attachment
         self._streams: set[P2PStream] = set()
         self._handlers: set[asyncio.Future[None]] = set()
+        self._requests: set[asyncio.Timeout] = set()
         self._closing = False
+        self.neighbours: Final = Neighbours(attachment)
         self._end = asyncio.Lock()
         attachment.undo.push_async_callback(self._end_streams)
 
@@ -71,6 +77,25 @@ class Libp2pNetwork:
     def daemon(self) -> Daemon:
         """The p2pd process, for whoever watches over it."""
         return self._parts.daemon
+
+    def inherit(self, earlier: Libp2pNetwork) -> None:
+        """Hold the DHT entries that `earlier` held for the swarm."""
+        self._parts.dht.protocol.storage = earlier._parts.dht.protocol.storage
+
+    async def is_well(self, *, deadline_s: float) -> bool:
+        """Whether p2pd, and the connection over which the DHT uses it, answer in time."""
+        p2p = self._parts.p2p
+        try:
+            async with asyncio.timeout(deadline_s):
+                await p2p.call_protobuf_handler(
+                    PeerID(b""), "gasloc/nobody", dht_pb2.PingRequest(), dht_pb2.PingResponse
+                )
+        except P2PDaemonError:
+            # It refuses an id that is none, which is an answer.
+            return True
+        except OSError:
+            return False
+        return True
 
     def sign(self, payload: bytes) -> bytes:
         """Sign `payload` with this node's identity; 64 bytes (Ed25519)."""
@@ -220,7 +245,7 @@ class Libp2pNetwork:
     ) -> bool:
         dht = self._parts.dht
         try:
-            async with asyncio.timeout(deadline_s):
+            async with self._within(deadline_s):
                 if await dht.store(key, value, expires_at_s, subkey=subkey):
                     return True
                 # A replica that has this very value already answers no, as does one that was
@@ -232,11 +257,24 @@ class Libp2pNetwork:
 
     async def _fetch(self, key: str, *, deadline_s: float) -> dict[str, bytes]:
         try:
-            async with asyncio.timeout(deadline_s):
+            async with self._within(deadline_s):
                 return await self._search(key)
         except (TimeoutError, P2PDaemonError, OSError) as error:
             _log.debug("%s was not read: %r", key, error)
             return {}
+
+    @asynccontextmanager
+    async def _within(self, deadline_s: float) -> AsyncIterator[None]:
+        """End what is inside with `TimeoutError` at the deadline, or once this node leaves.
+
+        hivemind waits on for the answers of a p2pd that is gone.
+        """
+        async with asyncio.timeout(0 if self._closing else deadline_s) as limit:
+            self._requests.add(limit)
+            try:
+                yield
+            finally:
+                self._requests.discard(limit)
 
     async def _search(self, key: str) -> dict[str, bytes]:
         found = await self._parts.dht.get_many([key], sufficient_expiration_time=_EVERY_REPLICA)
@@ -252,6 +290,9 @@ class Libp2pNetwork:
     async def aclose(self) -> None:
         """Leave the network and release everything; safe to call twice."""
         self._closing = True
+        for request in self._requests:
+            if not request.expired():
+                request.reschedule(asyncio.get_running_loop().time())
         async with self._end:
             await self._parts.undo.aclose()
 

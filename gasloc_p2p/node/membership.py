@@ -14,7 +14,13 @@ from gasloc_p2p.core.records import (
     Verify,
     open_record,
 )
-from gasloc_p2p.core.roster import GOODBYE_ROUNDS, Roster, RosterBook, Verdict
+from gasloc_p2p.core.roster import (
+    GOODBYE_ROUNDS,
+    VIEW_LAG_ROUNDS,
+    Roster,
+    RosterBook,
+    Verdict,
+)
 from gasloc_p2p.core.substrate import Clock, Network
 
 STORE_DEADLINE_S = 5.0
@@ -147,6 +153,16 @@ class Membership:
             await self.refresh()
             if self._left_behind is not None and self._left_behind.seq > left.seq:
                 raise _identity_in_use(left)
+
+    def unbroken_since(self, round: int) -> int | None:
+        """Return the first round of what an earlier process of this peer announced.
+
+        None when the others no longer count on it by `round`, so that it has to join anew.
+        """
+        left = self._left_behind
+        if left is None or left.is_goodbye or left.lease_until < round + VIEW_LAG_ROUNDS:
+            return None
+        return left.first_round
 
     def _meet_own_record(self, record: Record) -> None:
         """Take a record of our own that this process did not publish for what it is.

@@ -9,14 +9,17 @@ from typing import Any
 from torch import Tensor
 
 from gasloc_p2p.config import Config
-from gasloc_p2p.core.errors import StateError
 from gasloc_p2p.core.manifest import Manifest
-from gasloc_p2p.core.outer import OuterState
+from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.core.pace import Pace, RoundPhase
-from gasloc_p2p.core.records import Verify
-from gasloc_p2p.core.roster import JOIN_ROUNDS
+from gasloc_p2p.core.records import LEASE_ROUNDS, Verify
+from gasloc_p2p.core.roster import AHEAD_ROUNDS
 from gasloc_p2p.core.substrate import Clock, Compute, LocalModel, Network
+from gasloc_p2p.core.transfer import STATE_PROTOCOL, StateRequest
 from gasloc_p2p.core.types import MIXED_KINDS
+from gasloc_p2p.node.arrival import Arrival
+from gasloc_p2p.node.checkpoint import Checkpoint, CheckpointStore
+from gasloc_p2p.node.donor import Donor
 from gasloc_p2p.node.events import (
     Jumped,
     Left,
@@ -31,16 +34,19 @@ from gasloc_p2p.node.peer import EXCHANGE_PROTOCOL, Peer
 from gasloc_p2p.node.report import RoundReport, peer_report
 from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.node.round import run_round
-from gasloc_p2p.node.state import STATE_PROTOCOL, Donor, State, StateRequest, fetch_state
+from gasloc_p2p.node.saver import Saver
+from gasloc_p2p.node.state import State
 from gasloc_p2p.train.parameters import theta_digest
 
 GOODBYE_DEADLINE_S = 3.0
-PATIENCE_CEILINGS = 2.0
-PATIENCE_CYCLES = 4.0
-"""A joiner waits for the next round this many edge deadlines and cycles of the others."""
+LAST_CHECKPOINT_DEADLINE_S = 5.0
+"""With the goodbye, and what is left for the network to close, a node leaves within 10 s."""
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PERIOD_S = 600.0
 RENEWAL_GRACE_S = 1.0
+STAND_BY_ROUNDS = 2 * AHEAD_ROUNDS
+"""A peer so far ahead of most others waits for them, or they would never meet again."""
+STAND_BY_RENEWAL_S = 5.0
 
 
 class Node:
@@ -54,6 +60,8 @@ class Node:
         pace: when rounds begin and end.
         verify: checks the signature of a record.
         observe: told what happens.
+        checkpoints: where this peer's state is kept and found again; None keeps nothing.
+        rule: takes the place of the configured outer rule, as an attacker's does in a study.
     """
 
     def __init__(
@@ -68,6 +76,8 @@ class Node:
         pace: Pace,
         verify: Verify,
         observe: Observer,
+        checkpoints: CheckpointStore | None = None,
+        rule: OuterRule | None = None,
     ) -> None:
         self._config = config
         self._manifest = manifest
@@ -86,29 +96,48 @@ class Node:
             clock=clock,
             compute=compute,
             observe=observe,
+            rule=rule,
         )
         self._request = StateRequest(
             run_digest=manifest.digest, schema_digest=learner.schema_digest
         )
+        self._arrival = Arrival(peer=self._peer, request=self._request, store=checkpoints)
+        self._saver = Saver(checkpoints, compute, observe) if checkpoints is not None else None
         self._round = 0
+        self._begun = False
+        self._latest: Checkpoint | None = None
         self._manifest_due_s = 0.0
         self._reports: list[RoundReport] = []
         self._trained: tuple[Tensor, float] | None = None
+        self._val_loss: float | None = None
 
     async def run(self, leave: asyncio.Event) -> NodeResult:
         """Take part until the run ends or `leave` is set; a leaving node says goodbye.
 
-        A round in progress is dropped when leaving: the parameters are those of its start.
+        A round in progress is dropped when leaving: the parameters are those of its start, and so
+        is the last checkpoint.
         """
         peer = self._peer
-        donor = Donor(request=self._request, current=self._current_state, compute=peer.compute)
+        donor = Donor(
+            request=self._request,
+            current=self._current_state,
+            parts=peer.learner.sizes,
+            val_loss=lambda: self._val_loss,
+            compute=peer.compute,
+        )
         await self._network.serve(EXCHANGE_PROTOCOL, peer.inbox.accept)
         await self._network.serve(STATE_PROTOCOL, donor.serve)
-        try:
-            finished = await _until(leave, self._life)
-        finally:
-            peer.inbox.close()
-        await self._say_goodbye()
+        async with asyncio.TaskGroup() as tasks:
+            saving = [tasks.create_task(self._saver.run())] if self._saver is not None else []
+            try:
+                finished = await _until(leave, self._life)
+            finally:
+                peer.inbox.close()
+            await self._say_goodbye()
+            if self._saver is not None:
+                await self._saver.finish(self._latest, deadline_s=LAST_CHECKPOINT_DEADLINE_S)
+            for task in saving:
+                task.cancel()
         theta, val_loss = self._trained or (peer.theta, None)
         report = peer_report(
             peer_id=peer.id,
@@ -121,31 +150,91 @@ class Node:
 
     async def _life(self) -> None:
         peer = self._peer
-        self._round = await self._join()
+        await self._begin()
         loop = asyncio.get_running_loop()
         while peer.pace.phase(self._round) is not RoundPhase.FINISHED:
+            await self._stand_by()
             await self._wait_for_round()
             began_s = loop.time()
             report = await self._round_while_announced()
             peer.note_cycle(loop.time() - began_s - report.wait_s)
-            following = self._round_after(report)
+            following, slept = self._round_after(report)
             if not report.closing:
                 await self._validate(self._round, last=peer.is_closing(following))
             self._reports.append(report)
             self._observe(RoundFinished(report=report))
+            if slept:
+                following = await self._arrival.catch_up(following)
             if following > self._round + 1:
                 self._observe(Jumped(from_round=self._round, to_round=following))
             self._round = following
+            await self._remember()
 
-    def _round_after(self, report: RoundReport) -> int:
-        """Return the next round; only a peer that its partners left behind skips any.
+    async def _begin(self) -> None:
+        """Come to the first round; the report includes those that a checkpoint tells of."""
+        await self._keep_manifest()
+        start = await self._arrival.arrive()
+        self._round, self._begun = start.round, True
+        if start.resumed is not None:
+            progress = start.resumed.progress
+            self._reports = list(progress.reports)
+            if start.resumed.trained_theta is not None and progress.trained_val_loss is not None:
+                self._trained = (start.resumed.trained_theta, progress.trained_val_loss)
+        await self._remember(always=True)
 
-        Where every edge worked this peer is where its partners are, however far others have run
-        ahead among themselves; to follow those would leave the partners behind.
+    async def _remember(self, *, always: bool = False) -> None:
+        """Take down the state at the start of a round, which leaving keeps, and save it if due."""
+        if self._saver is None:
+            return
+        self._latest = await self._peer.checkpoint(
+            self._round,
+            run_id=self._manifest.run_id,
+            reports=self._reports,
+            trained=self._trained,
+        )
+        every = self._config.checkpoint.every_rounds
+        if always or (every and self._round % every == 0):
+            self._saver.offer(self._latest)
+
+    def _round_after(self, report: RoundReport) -> tuple[int, bool]:
+        """Return the next round, and whether this peer slept through rounds on the way to it.
+
+        A peer whose edges all worked is where its partners are, however far others have run ahead
+        among themselves; to follow those would leave the partners behind. It does follow once most
+        others are out of its reach, as after the network was split.
         """
         kept_up = bool(report.edges) and all(edge.kind in MIXED_KINDS for edge in report.edges)
-        swarm_round = None if kept_up else self._membership.swarm_round()
-        return self._peer.pace.next_round(self._round, swarm_round, self._peer.clock.unix_s())
+        swarm_round = self._membership.swarm_round()
+        if kept_up and swarm_round is not None and swarm_round <= self._round + AHEAD_ROUNDS:
+            swarm_round = None
+        peer = self._peer
+        following = peer.pace.next_round(self._round, swarm_round, peer.clock.unix_s())
+        mixed = any(edge.kind in MIXED_KINDS for edge in report.edges)
+        return following, not mixed and following > self._round + LEASE_ROUNDS
+
+    async def _stand_by(self) -> None:
+        """Wait for the others when they are so far behind that they could not be met."""
+        swarm_round = self._membership.swarm_round()
+        if swarm_round is None or self._round <= swarm_round + STAND_BY_ROUNDS:
+            return
+        self._observe(
+            Waiting(
+                reason=f"most others are in round {swarm_round}, this peer is in {self._round} "
+                "and lets them catch up"
+            )
+        )
+
+        def met() -> bool:
+            swarm_round = self._membership.swarm_round()
+            return swarm_round is None or self._round <= swarm_round + AHEAD_ROUNDS
+
+        while not met():
+            await self._membership.renew(self._round, cycle_s=self._peer.cycle_s)
+            try:
+                async with asyncio.timeout(STAND_BY_RENEWAL_S):
+                    await self._membership.wait_until(met)
+            except TimeoutError:
+                continue
 
     async def _round_while_announced(self) -> RoundReport:
         """Run a round while the lease is renewed; a sick record store holds it up only briefly."""
@@ -164,108 +253,9 @@ class Node:
                 task.cancel()
         return report
 
-    async def _join(self) -> int:
-        """Announce this peer and return the round in which it starts."""
-        membership = self._membership
-        await self._keep_manifest()
-        await membership.refresh()
-        await membership.refuse_twin()
-        current = self._current_round()
-        if current == 0:
-            await membership.announce(0, first_round=0)
-            if await self._wait_for_peers():
-                return 0
-            current = self._current_round()
-        if membership.swarm_round() is None:
-            # Only the clock says that the run has begun: this peer is the first to be there.
-            await membership.announce(current, first_round=current)
-            return current
-        return await self._join_late(current)
-
-    def _current_round(self) -> int:
-        """The round in which a newcomer finds the swarm; 0 before anybody has begun."""
-        return self._peer.pace.next_round(
-            -1, self._membership.swarm_round(), self._peer.clock.unix_s()
-        )
-
-    async def _wait_for_peers(self) -> bool:
-        """Wait until round 0 may begin: enough peers are here, or its time has come.
-
-        Returns:
-            False when the swarm went on without this peer, which joins late then.
-        """
-        wanted = self._config.run.initial_peers
-        timed = self._config.pace.mode == "seconds"
-        present = -1
-
-        def may_begin() -> bool:
-            nonlocal present
-            here = self._membership.book.founders()
-            if here != present and here < wanted:
-                self._observe(Waiting(reason=f"{here} of {wanted} peers are here"))
-            present = here
-            return here >= wanted or timed_out() or self._current_round() > 0
-
-        def timed_out() -> bool:
-            return timed and self._starts_in_s(0) == 0
-
-        await self._membership.wait_until(may_begin)
-        return present >= wanted or timed_out()
-
-    def _starts_in_s(self, t: int) -> float:
-        return self._peer.pace.starts_in_s(t, self._peer.clock.unix_s())
-
-    async def _join_late(self, current: int) -> int:
-        """Take over a donor's parameters and start with everybody else a few rounds from here."""
-        membership, peer = self._membership, self._peer
-        first_round = -1
-        # Whoever has just left can make the swarm look slower than it is, until it counts no more.
-        while first_round < current - 1:
-            first_round = current + JOIN_ROUNDS
-            self._observe(
-                Waiting(reason=f"the swarm is in round {current}, this peer joins at {first_round}")
-            )
-            peer.inbox.start_at(first_round)
-            await membership.announce(current, first_round=first_round)
-            await self._stay_announced_until(first_round)
-            current = self._current_round()
-        state = await fetch_state(
-            network=self._network,
-            compute=peer.compute,
-            request=self._request,
-            donors=[p for p in membership.roster(current).peers if p != peer.id],
-            elements=peer.learner.elements,
-            deadline_s=self._config.pace.edge_ceiling_s,
-        )
-        peer.theta, peer.memory = state.theta, OuterState(memory=state.memory)
-        await peer.compute.run(lambda: peer.learner.load(peer.theta))
-        return self._current_round()
-
-    async def _stay_announced_until(self, first_round: int) -> None:
-        """Keep the lease alive, from each round that the swarm passes, until `first_round`."""
-        announced = -1
-
-        def passed() -> bool:
-            return self._current_round() >= min(announced + 1, first_round)
-
-        patience_s = self._config.pace.edge_ceiling_s * PATIENCE_CEILINGS
-        while self._current_round() < first_round:
-            announced = self._current_round()
-            await self._membership.renew(announced, cycle_s=0.0)
-            try:
-                async with asyncio.timeout(
-                    patience_s + PATIENCE_CYCLES * self._membership.cycle_s()
-                ):
-                    await self._membership.wait_until(passed)
-            except TimeoutError:
-                raise StateError(
-                    f"the run stands still in round {announced}",
-                    why="peers have announced themselves, but none has begun another round",
-                    fix="ask the others whether their nodes still run, then join again",
-                ) from None
-
     async def _wait_for_round(self) -> None:
-        pause_s = self._starts_in_s(self._round)
+        peer = self._peer
+        pause_s = peer.pace.starts_in_s(self._round, peer.clock.unix_s())
         if pause_s > 0:
             if self._round == 0:
                 self._observe(Waiting(reason=f"round 0 begins in {pause_s:.0f} s"))
@@ -278,6 +268,7 @@ class Node:
         if not last and (every == 0 or (t + 1) % every):
             return
         val_loss = await peer.compute.run(peer.learner.validation_loss)
+        self._val_loss = val_loss
         self._observe(Validated(round=t, val_loss=val_loss))
         if last:
             self._trained = (peer.theta, val_loss)
@@ -300,8 +291,10 @@ class Node:
         except TimeoutError:
             self._observe(Notice(text="the goodbye was not heard; this peer's lease will lapse"))
 
-    def _current_state(self) -> State:
-        return State(theta=self._peer.theta, memory=self._peer.memory.memory)
+    def _current_state(self) -> State | None:
+        if not self._begun:
+            return None
+        return State(theta=self._peer.theta, memory=self._peer.memory.memory, round=self._round)
 
 
 async def _until(leave: asyncio.Event, life: Callable[[], Coroutine[Any, Any, None]]) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from torch import Tensor
 
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.codecs import codec_named
 from gasloc_p2p.core.exchange import Exchange
-from gasloc_p2p.core.outer import OuterState, outer_rule
+from gasloc_p2p.core.outer import OuterRule, OuterState, outer_rule
 from gasloc_p2p.core.pace import Pace, RoundPhase, lr_at
 from gasloc_p2p.core.roster import Roster
 from gasloc_p2p.core.substrate import (
@@ -24,10 +24,12 @@ from gasloc_p2p.core.substrate import (
 )
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
+from gasloc_p2p.node.checkpoint import Checkpoint, Progress
 from gasloc_p2p.node.edge import Contact
 from gasloc_p2p.node.events import Notice, Observer
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.node.membership import Membership
+from gasloc_p2p.node.report import RoundReport
 
 KNOCK_PERIOD_S = 0.75
 KNOCK_DEADLINE_S = 5.0
@@ -75,6 +77,7 @@ class Peer:
         clock: Clock,
         compute: Compute,
         observe: Observer,
+        rule: OuterRule | None = None,
     ) -> None:
         outer, gossip = config.outer, config.gossip
         self.id: PeerId = network.peer_id
@@ -82,7 +85,7 @@ class Peer:
         self.config = config
         self.topology = gossip.topology
         self.alpha = outer.alpha
-        self.rule = outer_rule(outer.rule, lr=outer.lr, momentum=outer.momentum)
+        self.rule = rule or outer_rule(outer.rule, lr=outer.lr, momentum=outer.momentum)
         self.closing_rule = outer_rule("nesterov", lr=1.0, momentum=0.0)
         self.codec = codec_named(gossip.codec)
         self.learner = learner
@@ -227,6 +230,58 @@ class Peer:
                 await stream.aclose()
                 self._reached.add(partner)
                 missed = 0
+
+    async def checkpoint(
+        self,
+        t: int,
+        *,
+        run_id: str,
+        reports: Sequence[RoundReport],
+        trained: tuple[Tensor, float] | None,
+    ) -> Checkpoint:
+        """Return everything that this peer needs to go on from the start of round t.
+
+        Args:
+            t: the round.
+            run_id: name of the run.
+            reports: the rounds so far.
+            trained: parameters after the last training round and their validation loss.
+        """
+        self.model_state = await self.compute.run(self.learner.state)
+        trained_theta, trained_val_loss = trained or (None, None)
+        return Checkpoint(
+            progress=Progress(
+                run_id=run_id,
+                run_digest=self._run_digest,
+                schema_digest=self.learner.schema_digest,
+                peer_id=self.id,
+                round=t,
+                next_sample=self.model_state.next_sample,
+                warmup_steps_left=self.model_state.warmup_steps_left,
+                written_unix_s=self.clock.unix_s(),
+                companions=self.membership.roster(t).peers,
+                unconfirmed={p: tuple(rounds) for p, rounds in self._unconfirmed.items()},
+                reports=tuple(reports),
+                trained_val_loss=trained_val_loss,
+            ),
+            theta=self.theta,
+            memory=self.memory.memory,
+            model=self.model_state,
+            trained_theta=trained_theta,
+        )
+
+    async def recall(self, saved: Checkpoint) -> None:
+        """Become what `checkpoint` took down."""
+        progress = saved.progress
+
+        def take_over() -> None:
+            self.learner.load(saved.theta)
+            self.learner.restore(saved.model)
+
+        await self.compute.run(take_over)
+        self.theta, self.memory = saved.theta, OuterState(memory=saved.memory)
+        for partner, rounds in progress.unconfirmed.items():
+            self._unconfirmed[partner] = deque(rounds, maxlen=MAX_UNCONFIRMED)
 
     def note_edge(self, t: int, outcome: EdgeOutcome) -> None:
         """Learn from how an edge ended."""

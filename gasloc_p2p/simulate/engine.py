@@ -116,7 +116,12 @@ class StackedCompute(InlineCompute):
         assert isinstance(model, Replica)
         step = _Step(model.row, lr)
         self._under_way.append(step)
-        await asyncio.sleep(self._step_s)
+        try:
+            await asyncio.sleep(self._step_s)
+        except asyncio.CancelledError:
+            # Computed later, it would move a row that may have been restored by then.
+            self._under_way = [other for other in self._under_way if other is not step]
+            raise
         if step.loss is None:
             self._compute()
         assert step.loss is not None

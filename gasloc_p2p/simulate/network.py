@@ -7,8 +7,9 @@ is open, when bytes arrive and when the store answers, all in virtual time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Final, TypeVar
@@ -31,14 +32,25 @@ T = TypeVar("T")
 DIAL_TIMEOUT_S: Final = 5.0
 """How long a dial goes unanswered before the peer counts as unreachable."""
 
+HANDLER_GRACE_S: Final = 2.0
+"""How long a network that closes waits for its handlers to end."""
+
 
 class MemoryStream:
     """One end of an in-memory stream."""
 
-    def __init__(self, peer_id: PeerId, incoming: Pipe, outgoing: Pipe) -> None:
+    def __init__(
+        self,
+        peer_id: PeerId,
+        incoming: Pipe,
+        outgoing: Pipe,
+        *,
+        closed: Callable[[MemoryStream], None],
+    ) -> None:
         self._peer_id = peer_id
         self._incoming = incoming
         self._outgoing = outgoing
+        self._closed = closed
 
     @property
     def peer_id(self) -> PeerId:
@@ -55,8 +67,13 @@ class MemoryStream:
 
     async def aclose(self) -> None:
         """Close both directions; bytes already written can still be read."""
+        self.close()
+
+    def close(self) -> None:
+        """Do what `aclose` does."""
         self._incoming.abandon()
         self._outgoing.finish()
+        self._closed(self)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,7 +101,7 @@ class Hub:
     ) -> None:
         self._verify = verify
         self._links = links
-        self._partitions = partitions
+        self._partitions = list(partitions)
         self._places: dict[PeerId, _Place] = {}
         self._slow: set[PeerId] = set()
         self._peers: dict[PeerId, MemoryNetwork] = {}
@@ -124,6 +141,17 @@ class Hub:
         self._peers[peer_id] = network
         return network
 
+    def partition(self, peers: Iterable[int], *, seconds: float) -> None:
+        """Cut the peers with these indices off from all others, from this moment on.
+
+        A stream between peers on ideal links is not held up if it was open when the hub had no
+        partition yet.
+        """
+        now_s = asyncio.get_running_loop().time()
+        cut = Partition(from_s=now_s, until_s=now_s + seconds, peers=frozenset(peers))
+        self._partitions.append(cut)
+        self._store.add(cut)
+
     def is_instant(self, dialer: PeerId, peer: PeerId) -> bool:
         """Whether nothing ever holds up what goes between two peers."""
         return not self._partitions and dialer not in self._slow and peer not in self._slow
@@ -144,17 +172,22 @@ class Hub:
             raise PeerUnreachableError(f"{peer} did not answer for {DIAL_TIMEOUT_S:g} s")
         await asyncio.sleep(cut_s + 2 * path_latency_s(near.link, far.link))
 
-    def connect(self, dialer: PeerId, peer: PeerId, protocol: str) -> MemoryStream:
-        """Open a stream and start the peer's handler for it."""
+    def connect(self, dialer: MemoryNetwork, peer: PeerId, protocol: str) -> MemoryStream:
+        """Open a stream and start the peer's handler for it.
+
+        Raises:
+            PeerUnreachableError: the peer is not there, or serves no such protocol.
+        """
         target = self._peers.get(peer)
-        handler = target.handlers.get(protocol) if target is not None else None
-        if target is None or handler is None:
+        service = target.services.get(protocol) if target is not None else None
+        if target is None or service is None:
             raise PeerUnreachableError(f"{peer} does not answer to {protocol}")
-        there, back = self._pipes(dialer, peer)
-        target.running.add(
-            self._handlers.create_task(_serve(handler, MemoryStream(dialer, there, back)))
+        there, back = self._pipes(dialer.peer_id, peer)
+        theirs = target.adopt(dialer.peer_id, incoming=there, outgoing=back)
+        target.note_running(
+            self._handlers.create_task(_serve(service.handler, theirs), context=service.context)
         )
-        return MemoryStream(peer, back, there)
+        return dialer.adopt(peer, incoming=back, outgoing=there)
 
     def _pipes(self, dialer: PeerId, peer: PeerId) -> tuple[Pipe, Pipe]:
         if self.is_instant(dialer, peer):
@@ -192,13 +225,22 @@ class Hub:
         """
         return open_record(signed, verify=self._verify)
 
-    def unplug(self, peer_id: PeerId) -> None:
-        """Remove a peer; its records stay."""
-        self._peers.pop(peer_id, None)
+    def unplug(self, network: MemoryNetwork) -> None:
+        """Remove a peer, unless it has been plugged in again since; its records stay."""
+        if self._peers.get(network.peer_id) is network:
+            del self._peers[network.peer_id]
 
 
 async def _serve(handler: StreamHandler, stream: MemoryStream) -> None:
     await handler(stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """A handler, which runs in the context of the peer that serves, not of the one that dials."""
+
+    handler: StreamHandler
+    context: Context = field(default_factory=copy_context)
 
 
 class MemoryNetwork:
@@ -218,8 +260,11 @@ class MemoryNetwork:
         self._peer_id = peer_id
         self._sign = sign
         self._latency_s = latency_s
-        self.handlers: dict[str, StreamHandler] = {}
-        self.running: set[asyncio.Task[None]] = set()
+        self._left = False
+        # Dictionaries keep their order, and a run is to be the same every time.
+        self._streams: dict[MemoryStream, None] = {}
+        self._running: dict[asyncio.Task[None], None] = {}
+        self.services: dict[str, _Service] = {}
 
     @property
     def peer_id(self) -> PeerId:
@@ -232,15 +277,35 @@ class MemoryNetwork:
 
     async def open_stream(self, peer: PeerId, protocol: str, *, deadline_s: float) -> MemoryStream:
         """Open a stream; see `Network.open_stream`."""
+        self._require_here(peer)
         if self._hub.is_instant(self._peer_id, peer):
-            return self._hub.connect(self._peer_id, peer, protocol)
+            return self._hub.connect(self, peer, protocol)
         async with asyncio.timeout(deadline_s):
             await self._hub.reach(self._peer_id, peer)
-            return self._hub.connect(self._peer_id, peer, protocol)
+            self._require_here(peer)
+            return self._hub.connect(self, peer, protocol)
+
+    def _require_here(self, peer: PeerId) -> None:
+        if self._left:
+            raise PeerUnreachableError(f"{peer}: this peer has left the network")
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Register a handler; see `Network.serve`."""
-        self.handlers[protocol] = handler
+        self.services[protocol] = _Service(handler)
+
+    def adopt(self, peer: PeerId, *, incoming: Pipe, outgoing: Pipe) -> MemoryStream:
+        """Return this peer's end of a stream; it closes with the network."""
+        stream = MemoryStream(peer, incoming, outgoing, closed=self._release)
+        self._streams[stream] = None
+        return stream
+
+    def _release(self, stream: MemoryStream) -> None:
+        self._streams.pop(stream, None)
+
+    def note_running(self, task: asyncio.Task[None]) -> None:
+        """Remember a handler, which ends with the network."""
+        self._running[task] = None
+        task.add_done_callback(lambda ended: self._running.pop(ended, None))
 
     async def publish_record(self, signed: bytes, *, deadline_s: float) -> bool:
         """Store this peer's record; see `Network.publish_record`."""
@@ -274,17 +339,26 @@ class MemoryNetwork:
         """Return the store's answer after a round trip, or `too_late` when that takes longer."""
         latency_s = self._latency_s
         if latency_s == 0:
-            return question(self._hub.store_of(self._peer_id))
+            return self._answer(question, too_late)
         if 2 * latency_s > deadline_s:
             await asyncio.sleep(deadline_s)
             return too_late
         await asyncio.sleep(latency_s)
-        answer = question(self._hub.store_of(self._peer_id))
+        answer = self._answer(question, too_late)
         await asyncio.sleep(latency_s)
         return answer
 
+    def _answer(self, question: Callable[[Store], T], nobody: T) -> T:
+        return nobody if self._left else question(self._hub.store_of(self._peer_id))
+
     async def aclose(self) -> None:
-        """Unplug this peer and end its handlers."""
-        self._hub.unplug(self._peer_id)
-        for task in self.running:
+        """Unplug this peer, close its streams and end its handlers."""
+        self._left = True
+        self._hub.unplug(self)
+        for stream in list(self._streams):
+            stream.close()
+        running = [task for task in self._running if task is not asyncio.current_task()]
+        for task in running:
             task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=HANDLER_GRACE_S)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+import bisect
+from collections.abc import Iterable
 
 from blake3 import blake3
 
@@ -71,11 +71,18 @@ class SplitStore:
         partitions: of the peers.
     """
 
-    def __init__(self, partitions: Sequence[Partition]) -> None:
-        self._partitions = partitions
-        self._changes_s = deque(sorted({s for p in partitions for s in (p.from_s, p.until_s)}))
-        self._whole = Store()
+    def __init__(self, partitions: Iterable[Partition]) -> None:
+        self._partitions: list[Partition] = []
+        self._changes_s: list[float] = []
         self._stores: dict[int, Store] = {}
+        for partition in partitions:
+            self.add(partition)
+
+    def add(self, partition: Partition) -> None:
+        """Take account of a partition that begins no earlier than the last call of `at`."""
+        self._partitions.append(partition)
+        for moment_s in (partition.from_s, partition.until_s):
+            bisect.insort(self._changes_s, moment_s)
 
     def at(self, index: int, now_s: float) -> Store:
         """Return the store of a peer's side.
@@ -84,10 +91,8 @@ class SplitStore:
             index: of the peer.
             now_s: virtual seconds, no earlier than at the last call.
         """
-        if not self._partitions:
-            return self._whole
         while self._changes_s and self._changes_s[0] <= now_s:
-            self._regroup(self._changes_s.popleft())
+            self._regroup(self._changes_s.pop(0))
         if index not in self._stores:
             side = self._side(index, now_s)
             fellows = (s for i, s in self._stores.items() if self._side(i, now_s) == side)

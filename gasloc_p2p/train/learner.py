@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.train.data import (
     Corpus,
@@ -13,6 +16,12 @@ from gasloc_p2p.train.data import (
     count_windows,
     load_corpus,
     validation_windows,
+)
+from gasloc_p2p.train.inner_state import (
+    MOMENTS,
+    STEP,
+    refuse_state_of_another_model,
+    warmed_up,
 )
 from gasloc_p2p.train.model import PRESETS, build_model
 from gasloc_p2p.train.parameters import ParameterView
@@ -60,6 +69,7 @@ class Learner:
         )
         self._trainable = [value for value in model.parameters() if value.requires_grad]
         self._optimizer = _adamw(self._trainable, inner)
+        self._warmup_steps_left = 0
 
     def step(self, lr: float) -> float:
         """Do one inner step at learning rate `lr` and return its loss in nats per byte.
@@ -106,6 +116,11 @@ class Learner:
         return self.parameters_view.schema.elements
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each parameter tensor, in the order of the flat vector."""
+        return self.parameters_view.schema.sizes
+
+    @property
     def schema_digest(self) -> bytes:
         """Digest of what the flat vector holds."""
         return self.parameters_view.schema.digest
@@ -117,6 +132,67 @@ class Learner:
     def load(self, flat: Tensor) -> None:
         """Set the parameters from `flat`, fp32 [elements]; the moments stay as they are."""
         self.parameters_view.write(flat)
+
+    @torch.no_grad()
+    def state(self) -> ModelState:
+        """Return a copy of AdamW's moments and step counts, and the data cursor.
+
+        A tensor without a step yet has zeros, which is what AdamW starts with.
+        """
+        tensors = {
+            name: torch.zeros(shape, dtype=torch.float32)
+            for name, shape in self._state_shapes().items()
+        }
+        for index, (parameter, parts) in enumerate(self._moments(tensors)):
+            found = self._optimizer.state.get(parameter)
+            if found:
+                tensors[STEP][index] = found[STEP]
+                for name, part in parts.items():
+                    part.copy_(found[name])
+        return ModelState(
+            tensors=tensors,
+            next_sample=self.cursor.next_sample,
+            warmup_steps_left=self._warmup_steps_left,
+        )
+
+    @torch.no_grad()
+    def restore(self, state: ModelState) -> None:
+        """Take over a state that `state` returned; the parameters stay.
+
+        Raises:
+            ValueError: it is that of another model; nothing has changed.
+        """
+        refuse_state_of_another_model(state, self._state_shapes())
+        for index, (parameter, parts) in enumerate(self._moments(state.tensors)):
+            self._optimizer.state[parameter] = {
+                STEP: state.tensors[STEP][index].to(parameter.device, copy=True),
+                **{name: torch.empty_like(parameter).copy_(part) for name, part in parts.items()},
+            }
+        self.cursor.next_sample = state.next_sample
+        self._warmup_steps_left = state.warmup_steps_left
+
+    def restart_optimizer(self, *, warmup_steps: int) -> None:
+        """Forget AdamW's moments and step counts; the data cursor stays.
+
+        Of the `warmup_steps` steps that follow, step k is done at (k + 1) / (warmup_steps + 1) of
+        its learning rate; one whose gradient is not finite does not count.
+        """
+        self._optimizer.state.clear()
+        self._warmup_steps_left = warmup_steps
+
+    def _state_shapes(self) -> dict[str, tuple[int, ...]]:
+        elements = sum(parameter.numel() for parameter in self._trainable)
+        return {**dict.fromkeys(MOMENTS, (elements,)), STEP: (len(self._trainable),)}
+
+    def _moments(
+        self, tensors: Mapping[str, Tensor]
+    ) -> Iterator[tuple[nn.Parameter, dict[str, Tensor]]]:
+        """Yield each parameter with its parts of the flat moments, as views of its shape."""
+        sizes = [parameter.numel() for parameter in self._trainable]
+        split = (tensors[name].split_with_sizes(sizes) for name in MOMENTS)
+        for parameter, *parts in zip(self._trainable, *split, strict=True):
+            views = (part.view(parameter.shape) for part in parts)
+            yield parameter, dict(zip(MOMENTS, views, strict=True))
 
     def _backward(self) -> float:
         """Leave the gradient on the next batch in the parameters and return the loss."""
@@ -133,9 +209,19 @@ class Learner:
     def _move(self, lr: float) -> None:
         norm = nn.utils.clip_grad_norm_(self._trainable, self._inner.clip_norm, foreach=True)
         if torch.isfinite(norm):
+            lr = self._warmed_up(lr)
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
+
+    def _warmed_up(self, lr: float) -> float:
+        """Return the learning rate of the step that is about to be taken, and count it."""
+        left = self._warmup_steps_left
+        if left == 0:
+            return lr
+        self._warmup_steps_left -= 1
+        taken = max((int(found[STEP]) for found in self._optimizer.state.values()), default=0)
+        return warmed_up(lr, steps_taken=taken, steps_left=left)
 
     def _evaluate(self) -> float:
         self._model.eval()

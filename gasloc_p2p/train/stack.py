@@ -14,8 +14,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.train.data import Corpus, SampleCursor, count_windows, validation_windows
+from gasloc_p2p.train.inner_state import (
+    MOMENTS,
+    STEP,
+    refuse_state_of_another_model,
+    warmed_up,
+)
 from gasloc_p2p.train.llama import StackedLlama
 from gasloc_p2p.train.model import PRESETS, Preset, build_model
 from gasloc_p2p.train.parameters import ParameterView, Schema
@@ -75,6 +82,7 @@ class Stack:
         self._mean = torch.zeros_like(self._theta)
         self._square = torch.zeros_like(self._theta)
         self._steps = torch.zeros(len(peer_ids), 1, device=self._device)
+        self._warmup_steps_left = [0] * len(peer_ids)
         self._decay = _decay(self.schema, inner.weight_decay).to(self._device)
         self._validation = validation_windows(
             corpus.validation,
@@ -125,6 +133,42 @@ class Stack:
         """Set a row's parameters from `flat`, fp32 [elements]; its moments stay."""
         self._theta[row].copy_(flat)
 
+    def state(self, row: int) -> ModelState:
+        """Return a copy of a row's moments, step count and data cursor."""
+        return ModelState(
+            tensors={
+                name: part.to("cpu", copy=True) for name, part in self._inner_tensors(row).items()
+            },
+            next_sample=self._cursors[row].next_sample,
+            warmup_steps_left=self._warmup_steps_left[row],
+        )
+
+    def restore(self, row: int, state: ModelState) -> None:
+        """Take over a state that `state` returned, of this or another row.
+
+        Raises:
+            ValueError: it is that of another model; nothing has changed.
+        """
+        tensors = self._inner_tensors(row)
+        refuse_state_of_another_model(
+            state, {name: tuple(part.shape) for name, part in tensors.items()}
+        )
+        for name, part in tensors.items():
+            part.copy_(state.tensors[name])
+        self._cursors[row].next_sample = state.next_sample
+        self._warmup_steps_left[row] = state.warmup_steps_left
+
+    def restart_optimizer(self, row: int, *, warmup_steps: int) -> None:
+        """Forget a row's moments and step count; see `Learner.restart_optimizer`."""
+        for part in self._inner_tensors(row).values():
+            part.zero_()
+        self._warmup_steps_left[row] = warmup_steps
+
+    def _inner_tensors(self, row: int) -> dict[str, Tensor]:
+        """A row's moments, [elements] each, and its step count, [1]; views, by name."""
+        mean, square = MOMENTS
+        return {mean: self._mean[row], square: self._square[row], STEP: self._steps[row]}
+
     @torch.inference_mode()
     def evaluate(self, flat: Tensor) -> float:
         """Return the mean validation loss of `flat`, fp32 [elements]."""
@@ -174,7 +218,16 @@ class Stack:
                     self._move(range(row, row + 1), gradients[one], lrs[one])
             return
         gradients.mul_((self._inner.clip_norm / (norms + CLIP_EPSILON)).clamp_(max=1.0))
+        lrs = [self._warmed_up(row, lr) for row, lr in zip(part, lrs, strict=True)]
         self._adamw(part, gradients, torch.tensor(lrs, device=self._device)[:, None])
+
+    def _warmed_up(self, row: int, lr: float) -> float:
+        """Return the learning rate of the step that a row is about to take, and count it."""
+        left = self._warmup_steps_left[row]
+        if left == 0:
+            return lr
+        self._warmup_steps_left[row] -= 1
+        return warmed_up(lr, steps_taken=int(self._steps[row]), steps_left=left)
 
     def _adamw(self, part: range, gradients: Tensor, lr: Tensor) -> None:
         """One AdamW step with decoupled decay; `lr` is [rows, 1]."""
@@ -201,6 +254,11 @@ class Replica:
     def elements(self) -> int:
         """Elements of the flat parameter vector."""
         return self.stack.schema.elements
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each parameter tensor, in the order of the flat vector."""
+        return self.stack.schema.sizes
 
     @property
     def schema_digest(self) -> bytes:
@@ -232,6 +290,22 @@ class Replica:
     def validation_loss(self, flat: Tensor | None = None) -> float:
         """Return the mean loss over the validation windows of `flat`, or of the current values."""
         return self.stack.evaluate(self.theta() if flat is None else flat)
+
+    def state(self) -> ModelState:
+        """Return a copy of the moments, the step count and the data cursor."""
+        return self.stack.state(self.row)
+
+    def restore(self, state: ModelState) -> None:
+        """Take over a state that `state` returned; the parameters stay.
+
+        Raises:
+            ValueError: it is that of another model; nothing has changed.
+        """
+        self.stack.restore(self.row, state)
+
+    def restart_optimizer(self, *, warmup_steps: int) -> None:
+        """Forget the moments and the step count; see `Learner.restart_optimizer`."""
+        self.stack.restart_optimizer(self.row, warmup_steps=warmup_steps)
 
 
 def _neighbours(rows: Sequence[int], *, at_most: int) -> Iterator[range]:

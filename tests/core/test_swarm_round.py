@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gasloc_p2p.core import records
-from tests.core.test_roster import book_with, record
+from gasloc_p2p.core.roster import RosterBook
+from tests.core.test_roster import OWN, RUN, book_with, observe, record, renew
 
 
 def test_those_who_left_or_fell_silent_do_not_count_for_the_swarm_round() -> None:
@@ -19,3 +20,27 @@ def test_those_who_left_or_fell_silent_do_not_count_for_the_swarm_round() -> Non
     )
     book.expire(now_s)
     assert book.swarm_round() == 200
+
+
+def test_who_renews_in_a_round_long_over_here_is_alive_and_behind() -> None:
+    book = RosterBook(RUN, OWN)
+    renew(book, 0)
+    observe(book, record("other", seq=1, signed_round=0, cycle_s=1.0))
+    observe(book, record("gone", seq=1, signed_round=0, cycle_s=1.0))
+    book.close_round(0)
+    for t in range(1, 30):
+        renew(book, t)
+        book.close_round(t)
+    assert book.swarm_round() is None, "both leases are over, and neither peer is known to live"
+    observe(book, record("other", seq=2, signed_round=12, cycle_s=1.0), own_round=29)
+    observe(book, record("late", seq=2, signed_round=9, cycle_s=1.0), own_round=29)
+    assert book.swarm_round() == 12, "a first record may be an old one"
+    assert [other.peer_id for other in book.others()] == ["other"]
+    observe(book, record("other", seq=3, signed_round=28, cycle_s=1.0), own_round=29)
+    assert book.swarm_round() == 28
+
+
+def test_a_peer_gathers_until_it_begins_a_round() -> None:
+    assert record("a", signed_round=8, first_round=4).is_gathering
+    assert not record("a", signed_round=8, first_round=4, cycle_s=1.0).is_gathering
+    assert not record("a", signed_round=8, first_round=11).is_gathering, "it joins late"

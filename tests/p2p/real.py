@@ -14,7 +14,15 @@ from typing import TypeVar
 import msgspec
 
 from gasloc_p2p.commands.child import Child
-from gasloc_p2p.node.events import Event, Invitation, Left, Online, RoundFinished, RoundStarted
+from gasloc_p2p.node.events import (
+    Event,
+    Invitation,
+    Left,
+    Online,
+    RoundFinished,
+    RoundStarted,
+    Validated,
+)
 
 T = TypeVar("T")
 PATIENCE_S = 90.0
@@ -83,6 +91,11 @@ class RealNode:
 
     def peers_by_round(self) -> dict[int, int]:
         return {event.round: event.peers for event in self.of(RoundStarted)}
+
+    def val_loss_of(self, round: int) -> float:
+        """Its own validation loss after `round`."""
+        [event] = [event for event in self.of(Validated) if event.round == round]
+        return event.val_loss
 
     def left(self) -> Left:
         return self.of(Left)[0]

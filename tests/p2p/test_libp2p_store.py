@@ -89,15 +89,6 @@ async def test_every_node_sees_every_record_and_the_newest_one(
         assert len(after & before) == 2
 
 
-async def test_an_older_record_does_not_replace_a_newer_one(
-    swarm: list[Libp2pNetwork], make_record: MakeRecord
-) -> None:
-    before = await records(swarm[0])
-    older = make_record(Identity.derived(0, 1), seq=0, expires_in_s=500.0)
-    assert not await swarm[1].publish_record(older, deadline_s=WAIT_S)
-    assert await records(swarm[0]) == before
-
-
 async def test_publishing_the_same_record_again_is_no_failure(
     swarm: list[Libp2pNetwork], make_record: MakeRecord
 ) -> None:

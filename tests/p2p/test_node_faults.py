@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
 
-from gasloc_p2p.core.errors import DaemonError, IdentityError
-from gasloc_p2p.node.events import Jumped, RoundFinished, RoundStarted
-from tests.p2p.real import real_swarm
+from gasloc_p2p.core.errors import IdentityError
+from gasloc_p2p.node.events import Jumped, Notice, Online, RoundFinished, RoundStarted
+from tests.p2p.real import RealNode, real_swarm
 
 pytestmark = [pytest.mark.p2p, pytest.mark.timeout(240)]
 
@@ -124,16 +125,32 @@ async def test_leaving_says_goodbye_and_ends_quickly(tmp_path: Path) -> None:
     assert (tmp_path / "leave" / "report.json").is_file()
 
 
-async def test_a_node_whose_p2pd_dies_says_so_and_ends(tmp_path: Path) -> None:
+def exchanged_after(node: RealNode, round: int) -> Literal[True] | None:
+    """Whether an edge of the node has worked since `round`."""
+    reports = [event.report for event in node.of(RoundFinished) if event.report.round > round]
+    return True if any(e.kind.value == "applied" for r in reports for e in r.edges) else None
+
+
+async def test_a_node_whose_p2pd_dies_is_rebuilt_and_trains_on(tmp_path: Path) -> None:
     async with real_swarm(tmp_path) as swarm:
-        [node] = await swarm.nodes_of_run("orphan", await swarm.bootstrap(), 1, "run.rounds=100000")
-        await node.reached(2)
+        entry = await swarm.bootstrap()
+        struck, other = await swarm.nodes_of_run("orphan", entry, 2, "run.rounds=100000")
+        await struck.reached(2)
         [daemon] = [
-            child for child in psutil.Process(node.child.pid).children() if child.name() == "p2pd"
+            child for child in psutil.Process(struck.child.pid).children() if child.name() == "p2pd"
         ]
         daemon.kill()
-        assert await node.ended() == DaemonError.exit_code
-    assert "the libp2p daemon ended" in node.child.last_words()
+        await struck.until(
+            lambda: next((e for e in struck.of(Notice) if "back on the network" in e.text), None)
+        )
+        at = struck.of(RoundStarted)[-1].round
+        await struck.until(lambda: exchanged_after(struck, at))
+        await other.until(lambda: exchanged_after(other, at))
+        for node in (struck, other):
+            node.signal(signal.SIGINT)
+        assert [await node.ended() for node in (struck, other)] == [0, 0]
+    assert any("the libp2p daemon ended" in event.text for event in struck.of(Notice))
+    assert [event.peer_id for event in struck.of(Online)] == [struck.peer_id]
 
 
 async def test_a_copy_of_an_identity_is_refused_and_the_original_trains_on(tmp_path: Path) -> None:

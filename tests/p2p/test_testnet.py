@@ -32,6 +32,11 @@ def environment() -> dict[str, str]:
 
 def run_report(folder: Path, command: str, *arguments: str) -> SwarmReport:
     """Run `gasloc testnet` or `simulate` and read its report."""
+    return run_and_report(folder, command, *arguments)[0]
+
+
+def run_and_report(folder: Path, command: str, *arguments: str) -> tuple[SwarmReport, str]:
+    """Run a command and return its report and what it printed."""
     file = folder / f"{command}.json"
     result = subprocess.run(
         [sys.executable, "-m", "gasloc_p2p", command, *arguments, "--report", str(file)],
@@ -42,7 +47,7 @@ def run_report(folder: Path, command: str, *arguments: str) -> SwarmReport:
         env=environment(),
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    return msgspec.json.decode(file.read_bytes(), type=SwarmReport)
+    return msgspec.json.decode(file.read_bytes(), type=SwarmReport), result.stdout
 
 
 @pytest.mark.parametrize(

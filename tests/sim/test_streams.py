@@ -1,12 +1,8 @@
-"""What every network promises of its streams holds in memory too, on whatever link.
-
-tests/p2p/test_libp2p_streams.py asks the same of libp2p.
-"""
+"""What the simulated network promises of its streams beyond what every network does."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -66,55 +62,6 @@ async def read_exactly(stream: Stream, size: int) -> bytes:
 
 
 @every_condition
-def test_a_large_payload_comes_back_as_it_was(condition: str) -> None:
-    async def scenario(first: Network, second: Network) -> None:
-        callers = []
-
-        async def echo(stream: Stream) -> None:
-            callers.append(stream.peer_id)
-            while piece := await stream.read(1 << 20):
-                await stream.write(piece)
-            await stream.aclose()
-
-        await first.serve(PROTOCOL, echo)
-        payload = random.Random(0).randbytes(3 << 20)
-        stream = await dial(second, "first")
-        assert stream.peer_id == "first"
-        async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
-            tasks.create_task(stream.write(memoryview(payload)))
-            returned = await read_exactly(stream, len(payload))
-        assert returned == payload
-        assert callers == ["second"]
-        await stream.aclose()
-        await stream.aclose()
-        with pytest.raises(ConnectionError):
-            await stream.write(b"too late")
-        assert await stream.read(1) == b""
-
-    under(condition, scenario)
-
-
-@every_condition
-def test_a_written_buffer_may_be_reused(condition: str) -> None:
-    async def scenario(first: Network, second: Network) -> None:
-        async def answer(stream: Stream) -> None:
-            buffer = bytearray(100_000)
-            for index in range(20):
-                buffer[:] = bytes([index]) * len(buffer)
-                await stream.write(buffer)
-            await stream.aclose()
-
-        await first.serve(PROTOCOL, answer)
-        stream = await dial(second, "first")
-        expected = b"".join(bytes([index]) * 100_000 for index in range(20))
-        assert await read_exactly(stream, len(expected)) == expected
-        assert await stream.read(1) == b""
-        await stream.aclose()
-
-    under(condition, scenario)
-
-
-@every_condition
 def test_last_words_arrive_although_the_other_end_is_still_sending(condition: str) -> None:
     async def scenario(first: Network, second: Network) -> None:
         refusal = b"R" * 1000
@@ -140,34 +87,6 @@ def test_last_words_arrive_although_the_other_end_is_still_sending(condition: st
 
 
 @every_condition
-def test_the_end_of_a_partner_ends_read_and_write(condition: str) -> None:
-    async def scenario(first: Network, second: Network) -> None:
-        running, ended = asyncio.Event(), asyncio.Event()
-
-        async def endless(stream: Stream) -> None:
-            running.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await stream.aclose()
-                ended.set()
-
-        await first.serve(PROTOCOL, endless)
-        stream = await dial(second, "first")
-        await running.wait()
-        await first.aclose()
-        await first.aclose()
-        async with asyncio.timeout(WAIT_S):
-            assert await stream.read(1) == b""
-            with pytest.raises(ConnectionError):
-                await write_forever(stream)
-        assert ended.is_set()
-        await stream.aclose()
-
-    under(condition, scenario)
-
-
-@every_condition
 def test_a_closed_end_reads_nothing_more(condition: str) -> None:
     async def scenario(first: Network, second: Network) -> None:
         async def send(stream: Stream) -> None:
@@ -181,28 +100,6 @@ def test_a_closed_end_reads_nothing_more(condition: str) -> None:
         assert await stream.read(1) == b""
         await asyncio.sleep(60.0)
         assert await stream.read(1) == b""
-
-    under(condition, scenario)
-
-
-@every_condition
-def test_a_blocked_writer_is_woken_by_its_own_close(condition: str) -> None:
-    async def scenario(first: Network, second: Network) -> None:
-        async def unread(stream: Stream) -> None:
-            await asyncio.sleep(60.0)
-            await stream.aclose()
-
-        await first.serve(PROTOCOL, unread)
-        stream = await dial(second, "first")
-
-        async def write_until_closed() -> None:
-            with pytest.raises(ConnectionError):
-                await write_forever(stream)
-
-        async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
-            tasks.create_task(write_until_closed())
-            await asyncio.sleep(30.0)
-            await stream.aclose()
 
     under(condition, scenario)
 
