@@ -83,6 +83,11 @@ class GossipConfig(Section):
         description="How parameters are encoded: none is fp32, bf16 halves the bytes. Or one of "
         "your own (node.extensions).",
     )
+    guard: bool = Field(
+        default=True,
+        description="Differences to partners that are far longer than usual are clipped, and who "
+        "repeats offences is left out for a while (docs/trust.md).",
+    )
     chunk_bytes: int = Field(
         default=262_144,
         ge=1024,
@@ -211,6 +216,12 @@ class SimulateConfig(Section):
         default=(),
         description="When peers are cut off from all others: FROM_S-UNTIL_S:PEERS, as in "
         "60-120:0+1+2.",
+    )
+    poison: Literal["none", "random", "scaled", "flipped", "stale"] = Field(
+        default="none",
+        description="What the last peer sends instead of its parameters: random numbers as large "
+        "as they are, ten times them, their negative, or the initial ones. Losses and distances "
+        "are those of the others.",
     )
 
 

@@ -78,14 +78,21 @@ class Chaos:
 
     Args:
         faults: in the order of their rounds.
+        until_round: one that comes due later, since its peer was away, is left out.
         pid_of: process id of a peer's node.
         say: told what happens.
     """
 
     def __init__(
-        self, faults: Sequence[Fault], *, pid_of: Callable[[int], int], say: Callable[[str], None]
+        self,
+        faults: Sequence[Fault],
+        *,
+        until_round: int,
+        pid_of: Callable[[int], int],
+        say: Callable[[str], None],
     ) -> None:
         self._due = list(faults)
+        self._until_round = until_round
         self._pid_of = pid_of
         self._say = say
         self._back: set[int] = set()
@@ -119,9 +126,11 @@ class Chaos:
 
     def _strike(self, peer: int, round: int) -> None:
         fault = next((f for f in self._due if f.peer == peer and f.round <= round), None)
-        if fault is None or peer in self._stopped or peer in self._back:
+        if fault is None or round > self._until_round:
             return
         self._due.remove(fault)
+        if peer in self._stopped or peer in self._back:
+            return
         node = psutil.Process(self._pid_of(peer))
         match fault.kind:
             case FaultKind.KILL:

@@ -162,6 +162,7 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
                 rounds=config.run.rounds,
             )
             with display:
+                online.observe = _only_peer(display.observe)
                 display.observe(
                     0, Online(peer_id=network.peer_id, addresses=await network.addresses())
                 )

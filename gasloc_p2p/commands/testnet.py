@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gasloc_p2p.algorithms import require_on_nodes
 from gasloc_p2p.commands.arguments import check_output_file, make_folder
-from gasloc_p2p.commands.chaos import Chaos, Fault, plan_faults
+from gasloc_p2p.commands.chaos import QUIET_ROUNDS, Chaos, Fault, plan_faults
 from gasloc_p2p.commands.child import Child
 from gasloc_p2p.commands.home import kept_manifest, require_same_run
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, Leave, run_until_asked
@@ -124,7 +124,12 @@ class _Swarm:
         self.interrupted = False
         self.run_digest = b""
         self.nodes: list[Child] = []
-        self.chaos = Chaos(faults, pid_of=lambda index: self.nodes[index].pid, say=display.say)
+        self.chaos = Chaos(
+            faults,
+            until_round=config.run.rounds - QUIET_ROUNDS,
+            pid_of=lambda index: self.nodes[index].pid,
+            say=display.say,
+        )
         self.identities = [Identity.derived(config.run.seed, index) for index in range(peers)]
         self._config = config
         self._display = display

@@ -102,9 +102,7 @@ class Assembly:
 
     def request(self, request: StateRequest) -> StateRequest:
         """Return `request`, asking for what is missing of the state that was begun."""
-        return msgspec.structs.replace(
-            request, root=self._known_root, first_chunk=self._verified if self._known_root else 0
-        )
+        return msgspec.structs.replace(request, root=self._known_root, first_chunk=self._verified)
 
     def accept(self, offer: Offer) -> None:
         """Take an offer; one of another state than before starts over.

@@ -3,7 +3,8 @@
 Each side sends Hello, Records when the rosters differ, its chunks, Ready, and Applied, in this
 order; a Refuse ends the exchange from anywhere (docs/design.md section 4). Both Ready frames are
 the commit point. Two generals cannot agree on more, so a side that passed it mixes whatever
-happens next, and calls the edge asymmetric when it does not see the partner's Applied.
+happens next, and calls the edge asymmetric when it does not see the partner's Applied. Each Ready
+carries a clip factor, and both sides mix with the smaller one, so the mean of the two stays.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gasloc_p2p.core.wire import (
     FrameType,
     Hello,
     ProtocolError,
+    Ready,
     Records,
     Refuse,
     RefuseCode,
@@ -51,14 +53,23 @@ class PartnerRecords:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodesReceived:
-    """The partner's codes are complete and intact; decode, then call `accept` or `refuse`."""
+    """The partner's codes are complete and intact; decode, then call `accept` or `refuse`.
+
+    They are the caller's from here on; the exchange keeps no copy.
+    """
 
     codes: bytearray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreed:
-    """Both sides are ready: from here on this edge is mixed."""
+    """Both sides are ready: from here on this edge is mixed.
+
+    Attributes:
+        clip: the smaller of both sides' clip factors, in (0, 1].
+    """
+
+    clip: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +79,13 @@ class Finished:
     Attributes:
         kind: how the edge ended.
         reason: one sentence for a person, empty when applied.
+        offence: whether this side ended it because the partner, whose Hello agreed with ours, broke
+            the protocol or sent what is damaged or not finite.
     """
 
     kind: EdgeKind
     reason: str
+    offence: bool = False
 
 
 Event: TypeAlias = PartnerHello | PartnerRecords | CodesReceived | Agreed | Finished
@@ -81,6 +95,7 @@ _KIND_OF_REFUSAL: Final = {
     RefuseCode.CORRUPT: EdgeKind.CORRUPT,
     RefuseCode.NON_FINITE: EdgeKind.CORRUPT,
 }
+_OFFENCES: Final = (RefuseCode.PROTOCOL, RefuseCode.CORRUPT, RefuseCode.NON_FINITE)
 
 
 class Exchange:
@@ -124,7 +139,8 @@ class Exchange:
         self._chunks_received = 0
         self._bytes_sent = 0
         self._bytes_received = 0
-        self._accepted = False
+        self._own_clip: float | None = None
+        self._partner_clip: float | None = None
         self._agreed = False
         self._finished = False
 
@@ -132,13 +148,6 @@ class Exchange:
     def finished(self) -> bool:
         """Whether `Finished` has been returned; a Refuse or Applied may still wait to be sent."""
         return self._finished
-
-    @property
-    def codes(self) -> bytearray | None:
-        """The partner's complete codes; None before that, and after an end without a mix."""
-        complete = self._due in (FrameType.READY, FrameType.APPLIED)
-        given_up = self._finished and not self._agreed
-        return self._codes if complete and not given_up else None
 
     @property
     def bytes_sent(self) -> int:
@@ -188,26 +197,33 @@ class Exchange:
             raise ValueError(f"{len(codes)} bytes of codes, expected {self._hello.code_bytes}")
         self._own_codes = memoryview(codes)
 
-    def accept(self) -> list[Event]:
+    def accept(self, *, clip: float = 1.0) -> list[Event]:
         """Declare the partner's codes sound; Ready follows this side's last chunk.
+
+        Args:
+            clip: factor in (0, 1] by which this side shortens the difference that is mixed.
 
         Raises:
             RuntimeError: called before `CodesReceived`, or twice.
+            ValueError: `clip` is not in (0, 1].
         """
         if self._finished:
             return []
-        if self.codes is None or self._accepted:
+        if self._due not in (FrameType.READY, FrameType.APPLIED) or self._own_clip is not None:
             raise RuntimeError("accept is called once, after CodesReceived")
-        self._accepted = True
-        self._after_chunks.append(pack_frame(FrameType.READY))
-        return self._agree() if self._due is FrameType.APPLIED else []
+        if not 0 < clip <= 1:
+            raise ValueError(f"a clip factor lies in (0, 1], and {clip} does not")
+        self._own_clip = clip
+        self._after_chunks.append(pack_message(Ready(clip=clip)))
+        return self._agree()
 
     def refuse(self, code: RefuseCode, reason: str) -> list[Event]:
         """End the exchange and tell the partner why; too late once `Agreed` has happened."""
         reason = printable(reason)
         before_commit = not (self._finished or self._agreed)
         kind = _KIND_OF_REFUSAL.get(code, EdgeKind.REFUSED)
-        events = self._end(kind, f"refused by this peer: {reason}")
+        offence = code in _OFFENCES and self._due is not FrameType.HELLO
+        events = self._end(kind, f"refused by this peer: {reason}", offence=offence)
         if before_commit:
             refusal = Refuse(code=code, reason=reason, round=self._hello.round)
             self._before_chunks.append(pack_message(refusal))
@@ -246,7 +262,7 @@ class Exchange:
         if frame.type is FrameType.CHUNK:
             return self._on_chunk(frame.payload)
         if frame.type is FrameType.READY:
-            return self._on_ready()
+            return self._on_ready(unpack_message(frame.payload, Ready))
         return self._on_applied()
 
     def _on_hello(self, theirs: Hello) -> list[Event]:
@@ -268,7 +284,8 @@ class Exchange:
             self._due = FrameType.CHUNK
             return []
         self._due = FrameType.READY
-        return [CodesReceived(codes=self._codes)]
+        codes, self._codes = self._codes, bytearray()
+        return [CodesReceived(codes=codes)]
 
     def _on_chunk(self, payload: BytesLike) -> list[Event]:
         chunk = unpack_chunk(payload)
@@ -287,11 +304,12 @@ class Exchange:
         self._chunks_received += 1
         return self._expect_chunk()
 
-    def _on_ready(self) -> list[Event]:
+    def _on_ready(self, ready: Ready) -> list[Event]:
         if self._chunks_sent < self._chunk_count:
             raise ProtocolError("READY from a side that cannot have every chunk yet")
         self._due = FrameType.APPLIED
-        return self._agree() if self._accepted else []
+        self._partner_clip = ready.clip
+        return self._agree()
 
     def _on_applied(self) -> list[Event]:
         if not self._agreed:
@@ -305,11 +323,14 @@ class Exchange:
         return self._end(_KIND_OF_REFUSAL.get(refusal.code, EdgeKind.REFUSED), reason)
 
     def _agree(self) -> list[Event]:
+        """Commit once both sides are ready."""
+        if self._own_clip is None or self._partner_clip is None:
+            return []
         self._agreed = True
         self._after_chunks.append(pack_frame(FrameType.APPLIED))
-        return [Agreed()]
+        return [Agreed(clip=min(self._own_clip, self._partner_clip))]
 
-    def _end(self, kind: EdgeKind, reason: str) -> list[Event]:
+    def _end(self, kind: EdgeKind, reason: str, *, offence: bool = False) -> list[Event]:
         if self._finished:
             return []
         self._finished = True
@@ -320,7 +341,7 @@ class Exchange:
             self._codes = bytearray()
         elif kind is not EdgeKind.APPLIED:
             kind, reason = EdgeKind.ASYMMETRIC, f"mixed without the partner's Applied: {reason}"
-        return [Finished(kind=kind, reason=reason)]
+        return [Finished(kind=kind, reason=reason, offence=offence)]
 
     def _chunk_slice(self, index: int) -> slice:
         start = index * self._hello.chunk_bytes

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PeerId: TypeAlias = str
 """Base58 text of a libp2p peer id; compares and sorts as text."""
@@ -31,7 +34,7 @@ MIXED_KINDS: Final = (EdgeKind.APPLIED, EdgeKind.ASYMMETRIC)
 """Ends of an edge after which the partner's parameters are mixed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EdgeOutcome:
     """How one edge ended, seen from this side.
 
@@ -40,8 +43,13 @@ class EdgeOutcome:
         kind: how it ended; `APPLIED` and `ASYMMETRIC` edges are mixed, all others give their
             weight back to this peer.
         reason: one sentence for a person, empty when applied.
-        codes: the partner's encoded parameters, present exactly when the edge is mixed.
+        received: the partner's contribution as it was decoded, present exactly when the edge is
+            mixed.
         scales: what the partner's Hello said for the codec.
+        clip: the common factor in (0, 1] by which the difference is mixed; 1 if it is not clipped.
+        length: norm of the difference to this peer's own contribution; 0 if none arrived.
+        offence: what the partner did that no honest peer does; empty for nothing.
+        excluded: whether this peer left the partner out for earlier offences.
         unconfirmed: earlier rounds that the partner mixed without knowing whether this peer did.
         bytes_sent: bytes written to the stream.
         bytes_received: bytes read from the stream.
@@ -52,8 +60,12 @@ class EdgeOutcome:
     partner: PeerId
     kind: EdgeKind
     reason: str = ""
-    codes: BytesLike | None = None
+    received: Tensor | None = None
     scales: bytes = b""
+    clip: float = 1.0
+    length: float = 0.0
+    offence: str = ""
+    excluded: bool = False
     unconfirmed: tuple[int, ...] = ()
     bytes_sent: int = 0
     bytes_received: int = 0

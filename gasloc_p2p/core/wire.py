@@ -1,8 +1,8 @@
 """Frames and messages of one exchange: what is on the stream, and how much of it is allowed.
 
 A frame is one byte of type, four bytes of little-endian payload length, and the payload. A
-payload is MessagePack, except that READY and APPLIED are empty and CHUNK is eight bytes of
-little-endian index, a 16-byte digest, and the codes themselves.
+payload is MessagePack, except that APPLIED is empty and CHUNK is eight bytes of little-endian
+index, a 16-byte digest, and the codes themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from gasloc_p2p.core.types import BytesLike, PeerId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """The exchange protocol that this release speaks."""
 
 MAX_HELLO_BYTES = 64 * 1024
@@ -27,6 +27,7 @@ MAX_RECORD_BYTES = 4 * 1024
 MAX_RECORDS = 1024
 MAX_RECORDS_BYTES = 4 * 64 * 1024
 MAX_REFUSE_BYTES = 4 * 1024
+MAX_READY_BYTES = 16
 MAX_CHUNK_BYTES = 16 * 1024 * 1024
 MAX_REASON_CHARS = 500
 MAX_UNCONFIRMED = 8
@@ -67,6 +68,7 @@ class RefuseCode(enum.StrEnum):
     NOT_PARTNER = "not_partner"
     CORRUPT = "corrupt"
     NON_FINITE = "non_finite"
+    EXCLUDED = "excluded"
     LEAVING = "leaving"
 
 
@@ -122,6 +124,19 @@ class Records(
     records: Annotated[tuple[_Record, ...], Meta(max_length=MAX_RECORDS)]
 
 
+class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """The partner's codes are accepted.
+
+    Attributes:
+        clip: factor in (0, 1] by which the sender shortens the difference that is mixed; both sides
+            use the smaller of the two.
+    """
+
+    frame_type: ClassVar[FrameType] = FrameType.READY
+
+    clip: Annotated[float, Meta(gt=0, le=1)]
+
+
 class Refuse(
     msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
 ):
@@ -154,12 +169,12 @@ _PAYLOAD_LIMITS: Mapping[FrameType, int] = {
     FrameType.HELLO: MAX_HELLO_BYTES,
     FrameType.RECORDS: MAX_RECORDS_BYTES,
     FrameType.CHUNK: CHUNK_OVERHEAD_BYTES + MAX_CHUNK_BYTES,
-    FrameType.READY: 0,
+    FrameType.READY: MAX_READY_BYTES,
     FrameType.APPLIED: 0,
     FrameType.REFUSE: MAX_REFUSE_BYTES,
 }
 
-_Message = TypeVar("_Message", bound=Hello | Records | Refuse)
+_Message = TypeVar("_Message", bound=Hello | Records | Ready | Refuse)
 
 
 def pack_frame(kind: FrameType, *parts: BytesLike) -> bytes:
@@ -167,7 +182,7 @@ def pack_frame(kind: FrameType, *parts: BytesLike) -> bytes:
     return b"".join((_HEADER.pack(kind, sum(map(len, parts))), *parts))
 
 
-def pack_message(message: Hello | Records | Refuse) -> bytes:
+def pack_message(message: Hello | Records | Ready | Refuse) -> bytes:
     """Return the frame of a message."""
     return pack_frame(message.frame_type, msgspec.msgpack.encode(message))
 

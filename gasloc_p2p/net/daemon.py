@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Sequence
@@ -122,8 +123,10 @@ class Daemon:
 
     def _signal(self, *, force: bool) -> None:
         if self._process.returncode is None:
+            # Not by the process object, which may reap a child that has just ended by itself, and
+            # asyncio then complains that it has missed the exit status.
             with contextlib.suppress(ProcessLookupError):
-                (self._process.kill if force else self._process.terminate)()
+                os.kill(self.pid, signal.SIGKILL if force else signal.SIGTERM)
 
     async def _drain(self, output: asyncio.StreamReader) -> None:
         """Read what p2pd prints, so that it never blocks, and keep the end of it."""

@@ -31,9 +31,19 @@ SHUTDOWN_DEADLINE_S: Final = 1.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 
+
+def _is_not_forgotten_wait(record: logging.LogRecord) -> bool:
+    """Whether a complaint of asyncio is about anything but a search that was given up.
+
+    hivemind leaves a task behind for each request of such a search.
+    """
+    return "coro=<Event.wait()" not in record.getMessage()
+
+
 if "HIVEMIND_LOGLEVEL" not in os.environ:
     # What a person needs to know is in our own messages; the rest is for debugging.
     logging.getLogger("hivemind").setLevel(logging.ERROR)
+    logging.getLogger("asyncio").addFilter(_is_not_forgotten_wait)
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from gasloc_p2p.core.errors import (
 )
 from gasloc_p2p.core.substrate import PeerUnreachableError, StreamHandler
 from gasloc_p2p.core.types import PeerId
-from gasloc_p2p.net.addresses import is_loopback, with_same_ports
+from gasloc_p2p.net.addresses import with_same_ports
 from gasloc_p2p.net.company import Company
 from gasloc_p2p.net.contacts import Contacts, full_addresses
 from gasloc_p2p.net.control import DAEMON_ERRORS
@@ -27,11 +27,9 @@ from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.net.solitude import Backoff
 from gasloc_p2p.net.streams import P2PStream
+from gasloc_p2p.net.watch import addresses_of, until_unwell
 
-PROBE_PERIOD_S: Final = 5.0
-PROBE_DEADLINE_S: Final = 5.0
-PROBES_MISSED: Final = 3
-REBUILD_LIMIT_S: Final = 60.0
+REBUILD_LIMIT_S: Final = 50.0
 STEADY_S: Final = 10.0
 """A p2pd that has run for so long is replaced without a pause."""
 
@@ -128,7 +126,12 @@ class SupervisedNetwork:
         return self._identity.sign(payload)
 
     async def addresses(self) -> tuple[str, ...]:
-        """Return the multiaddrs by which others may reach this node, each ending in /p2p/ID."""
+        """Return the multiaddrs by which others may reach this node, each ending in /p2p/ID.
+
+        While it is off the network, those that it had.
+        """
+        if self._current is not None:
+            self._addresses = await addresses_of(self._current) or self._addresses
         return self._addresses
 
     async def open_stream(self, peer: PeerId, protocol: str, *, deadline_s: float) -> P2PStream:
@@ -233,50 +236,23 @@ class SupervisedNetwork:
             fresh = await self._rebuild(network)
             self._suspect.clear()
             self._current = fresh
-        addresses, before = await _addresses_of(fresh), self._addresses
-        self._addresses = addresses or before
+        before, after = self._addresses, await self.addresses()
         peers = await self._check(fresh)
         self._warn(
             f"back on the network as {self.peer_id}, after {now_s() - failed_s:.1f} s; "
             f"peers there: {peers}"
         )
-        if addresses and set(addresses) != set(before):
-            self._warn(f"this node is now at {', '.join(addresses)}")
+        if set(before) != set(after):
+            self._warn(f"this node is now at {', '.join(after)}")
         self.on_rebuilt()
 
     async def _until_unwell(self, network: Libp2pNetwork) -> str:
         """Keep company until something is wrong with p2pd or its place, and return what."""
         async with asyncio.TaskGroup() as tasks:
-            signs = [
-                tasks.create_task(_until_exit(network.daemon)),
-                tasks.create_task(_until_silent(network)),
-                tasks.create_task(self._until_suspect()),
-                tasks.create_task(self._until_moved(network)),
-            ]
             company = tasks.create_task(self._keep_company(network))
-            done, _ = await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*signs, company):
-                task.cancel()
-        return done.pop().result()
-
-    async def _until_suspect(self) -> str:
-        await self._suspect.wait()
-        self._suspect.clear()
-        return "the libp2p daemon takes no requests"
-
-    async def _until_moved(self, network: Libp2pNetwork) -> str:
-        """Wait until this machine has other addresses, and its connections none.
-
-        p2pd takes most of a minute to notice that they are dead.
-        """
-        while True:
-            await asyncio.sleep(PROBE_PERIOD_S)
-            addresses = await _addresses_of(network)
-            before, here = _beyond_loopback(self._addresses), _beyond_loopback(addresses)
-            if before and here and before.isdisjoint(here):
-                return "this machine's address has changed"
-            if here:
-                self._addresses = addresses
+            why = await until_unwell(network, suspect=self._suspect)
+            company.cancel()
+        return why
 
     async def _keep_company(self, network: Libp2pNetwork) -> None:
         while True:
@@ -352,31 +328,3 @@ async def _join(
         raise failure from None
     warn("no bootstrap peer answers; joined through peers that this node has met before")
     return network
-
-
-async def _until_exit(daemon: Daemon) -> str:
-    return f"the libp2p daemon ended (exit code {await daemon.exited()})"
-
-
-async def _until_silent(network: Libp2pNetwork) -> str:
-    missed = 0
-    while missed < PROBES_MISSED:
-        if await network.is_well(deadline_s=PROBE_DEADLINE_S):
-            missed = 0
-            await asyncio.sleep(PROBE_PERIOD_S)
-        else:
-            missed += 1
-    return "the libp2p daemon does not answer"
-
-
-async def _addresses_of(network: Libp2pNetwork) -> tuple[str, ...]:
-    """Return what p2pd listens on; () when it does not tell, or has no address at all."""
-    try:
-        return await network.addresses()
-    except DaemonError as error:
-        _log.debug("p2pd does not tell its addresses: %r", error)
-        return ()
-
-
-def _beyond_loopback(addresses: Sequence[str]) -> frozenset[str]:
-    return frozenset(address for address in addresses if not is_loopback(address))

@@ -6,6 +6,7 @@ import asyncio
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from gasloc_p2p.core.errors import ConfigError, StateError
 from gasloc_p2p.core.outer import OuterState
@@ -23,6 +24,7 @@ PATIENCE_CEILINGS = 2.0
 PATIENCE_CYCLES = 4.0
 """A joiner waits for the next round this many edge deadlines and cycles of the others."""
 FETCH_ATTEMPTS = 3
+DIAL_DEADLINE_S = 15.0
 WARMUP_STEPS = 20
 """Steps over which the learning rate rises for an optimizer that has no moments yet."""
 
@@ -220,16 +222,27 @@ class Arrival:
         return self.current_round()
 
     async def _take_over_a_donors_state(self, current: int) -> None:
-        for attempts_left in reversed(range(FETCH_ATTEMPTS)):
-            try:
-                await self._fetch(current)
-                return
-            except StateError as error:
-                if not attempts_left:
-                    raise
-                self._say(f"{error.what}: {error.why}; trying again")
-            await asyncio.sleep(self._membership.cycle_s())
-            current = self.current_round()
+        """Fetch a state while the lease is kept alive, and try again when that fails.
+
+        Raises:
+            StateError: nobody handed one over.
+        """
+        failure: StateError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            announcing = tasks.create_task(self._stay_announced())
+            for _ in range(FETCH_ATTEMPTS):
+                try:
+                    await self._fetch(current)
+                except StateError as error:
+                    failure = error
+                else:
+                    failure = None
+                    break
+                await asyncio.sleep(self._membership.cycle_s())
+                current = self.current_round()
+            announcing.cancel()
+        if failure is not None:
+            raise failure
 
     async def _fetch(self, current: int) -> None:
         peer = self._peer
@@ -242,7 +255,7 @@ class Arrival:
             memory_elements=peer.memory.memory.numel(),
             parts=peer.learner.sizes,
             judge=peer.learner.validation_loss,
-            deadline_s=self._config.pace.edge_ceiling_s,
+            deadline_s=DIAL_DEADLINE_S,
         )
         for remark in state.remarks:
             self._say(remark)
@@ -254,6 +267,17 @@ class Arrival:
 
         await peer.compute.run(take_over)
         self._say(f"took over the parameters of round {state.round} from {state.donor}")
+
+    async def _stay_announced(self) -> None:
+        """Renew the lease in each round that the swarm passes; never returns."""
+        announced = self.current_round()
+        while True:
+            await self._membership.wait_until(partial(self._is_past, announced))
+            announced = self.current_round()
+            await self._membership.renew(announced, cycle_s=0.0)
+
+    def _is_past(self, round: int) -> bool:
+        return self.current_round() > round
 
     async def _stay_announced_until(self, first_round: int) -> None:
         """Keep the lease alive, from each round that the swarm passes, until `first_round`."""

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from gasloc_p2p.core.errors import CheckpointError
+from gasloc_p2p.core.guard import GuardState
 from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.node.report import RoundReport
@@ -70,6 +71,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         written_unix_s: when it was made, seconds since the Unix epoch.
         companions: the roster of that round.
         unconfirmed: rounds that were mixed without hearing whether the partner did, by partner.
+        guard: what is remembered of others' conduct, and of how far apart peers usually are.
         reports: the rounds so far.
         trained_val_loss: validation loss after the last training round; None before its end.
         format: version of the checkpoint's format.
@@ -85,6 +87,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     written_unix_s: float
     companions: tuple[PeerId, ...] = ()
     unconfirmed: dict[PeerId, tuple[int, ...]] = {}
+    guard: GuardState = GuardState()
     reports: tuple[RoundReport, ...] = ()
     trained_val_loss: float | None = None
     format: int = FORMAT

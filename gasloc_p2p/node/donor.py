@@ -155,9 +155,8 @@ class Donor:
         async with self._computing:
             snapshot = self._snapshots.get(root) or self._remembered(state)
             if snapshot is None:
-                snapshot = await self._compute.run(lambda: _take_snapshot(state))
-                self._make_room()
-                self._snapshots[snapshot.offer.root] = snapshot
+                taken = await self._compute.run(lambda: _take_snapshot(state))
+                snapshot = self._snapshots.get(taken.offer.root) or self._remember(taken)
             transfer.snapshot = snapshot
         return snapshot
 
@@ -167,11 +166,13 @@ class Donor:
                 return snapshot
         return None
 
-    def _make_room(self) -> None:
-        """Forget the oldest state that nobody is getting; fewer are in use than are remembered."""
+    def _remember(self, taken: _Snapshot) -> _Snapshot:
+        """Remember a state in place of the oldest one that nobody is getting."""
         idle = [s for s in self._snapshots.values() if not self._in_use(s)]
         for snapshot in idle[: len(self._snapshots) - MAX_SNAPSHOTS + 1]:
             self._forget(snapshot)
+        self._snapshots[taken.offer.root] = taken
+        return taken
 
     def _keep_for_a_while(self, snapshot: _Snapshot) -> None:
         if self._snapshots.get(snapshot.offer.root) is not snapshot:

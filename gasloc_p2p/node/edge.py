@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from gasloc_p2p.core.exchange import (
+    Agreed,
     CodesReceived,
     Event,
     Exchange,
@@ -23,18 +27,33 @@ FLUSH_S = 2.0
 """How long the last words, a refusal or the final acknowledgement, may take to leave."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Judgement:
+    """What a peer makes of a partner's codes.
+
+    Attributes:
+        received: the partner's contribution, decoded.
+        length: norm of its difference to this peer's own contribution.
+        clip: factor in (0, 1] by which this peer would clip that difference.
+    """
+
+    received: Tensor
+    length: float
+    clip: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeCallbacks:
     """What the exchange asks of the node while it runs.
 
     Attributes:
         encode: scales of the partner to this peer's codes for it.
-        is_finite: whether the partner's codes, with its scales, decode to finite numbers.
+        judge: the partner's codes and scales to what they are; None when they are not finite.
         records: takes the signed records that the partner handed over.
     """
 
     encode: Callable[[bytes], Awaitable[BytesLike]]
-    is_finite: Callable[[BytesLike, bytes], Awaitable[bool]]
+    judge: Callable[[BytesLike, bytes], Awaitable[Judgement | None]]
     records: Callable[[tuple[bytes, ...]], None]
 
 
@@ -78,7 +97,7 @@ async def run_edge(
     finally:
         if pump.stream is not None:
             await pump.stream.aclose()
-    ended = pump.ended
+    ended, judged = pump.ended, pump.judged
     assert ended is not None
     mixes = ended.kind in MIXED_KINDS
     now_s = loop.time()
@@ -86,14 +105,55 @@ async def run_edge(
         partner=partner,
         kind=ended.kind,
         reason=ended.reason,
-        codes=exchange.codes if mixes else None,
+        received=judged.received if judged is not None and mixes else None,
         scales=pump.partner.scales if pump.partner is not None else b"",
+        clip=pump.clip,
+        length=judged.length if judged is not None else 0.0,
+        offence=ended.reason if ended.offence else "",
         unconfirmed=pump.partner.unconfirmed if pump.partner is not None else (),
         bytes_sent=exchange.bytes_sent,
         bytes_received=exchange.bytes_received,
         elapsed_s=now_s - began_s,
         wait_s=(pump.met_s if pump.met_s is not None else now_s) - began_s,
     )
+
+
+async def decline_edge(
+    *,
+    partner: PeerId,
+    dial: Callable[[], Awaitable[Stream]] | None,
+    exchange: Exchange,
+    reason: str,
+) -> EdgeOutcome:
+    """Leave out a partner, and tell it so that it need not wait.
+
+    Args:
+        partner: whom.
+        dial: opens a stream to the partner; None where the partner dials, whose stream the inbox
+            refuses.
+        exchange: fresh state machine of this edge.
+        reason: why, in one sentence.
+    """
+    first = exchange.data_to_send()
+    [ended] = exchange.refuse(RefuseCode.EXCLUDED, reason)
+    assert isinstance(ended, Finished)
+    last = exchange.data_to_send()
+    if dial is not None:
+        assert first is not None
+        assert last is not None
+        # It cannot be helped if this fails: the partner finds out at its own deadline.
+        with contextlib.suppress(TimeoutError, PeerUnreachableError, ConnectionError):
+            async with asyncio.timeout(FLUSH_S):
+                # Both at once, or the partner might find the stream closed while it answers.
+                await _say(await dial(), bytes(first) + bytes(last))
+    return EdgeOutcome(partner=partner, kind=ended.kind, reason=ended.reason, excluded=True)
+
+
+async def _say(stream: Stream, data: bytes) -> None:
+    try:
+        await stream.write(data)
+    finally:
+        await stream.aclose()
 
 
 class _Pump:
@@ -104,6 +164,8 @@ class _Pump:
         self.ended: Finished | None = None
         self.met_s: float | None = None
         self.partner: Hello | None = None
+        self.judged: Judgement | None = None
+        self.clip = 1.0
         self._exchange = exchange
         self._callbacks = callbacks
         self._wake = asyncio.Event()
@@ -160,15 +222,18 @@ class _Pump:
                 case PartnerRecords(records=records):
                     self._callbacks.records(records)
                 case CodesReceived(codes=codes):
-                    assert self.partner is not None
-                    if await self._callbacks.is_finite(codes, self.partner.scales):
-                        await self._handle(self._exchange.accept())
-                    else:
-                        await self._handle(
-                            self._exchange.refuse(
-                                RefuseCode.NON_FINITE, "the parameters are not finite numbers"
-                            )
-                        )
+                    await self._judge(codes)
+                case Agreed(clip=clip):
+                    self.clip = clip
                 case Finished():
                     self.ended = event
         self._wake.set()
+
+    async def _judge(self, codes: BytesLike) -> None:
+        assert self.partner is not None
+        self.judged = await self._callbacks.judge(codes, self.partner.scales)
+        if self.judged is None:
+            words = "the parameters are not finite numbers"
+            await self._handle(self._exchange.refuse(RefuseCode.NON_FINITE, words))
+        else:
+            await self._handle(self._exchange.accept(clip=self.judged.clip))

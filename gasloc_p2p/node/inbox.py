@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from gasloc_p2p.core.exchange import Exchange, Finished
 from gasloc_p2p.core.substrate import Stream
 from gasloc_p2p.core.types import PeerId
-from gasloc_p2p.core.wire import Hello, ProtocolError, RefuseCode, read_hello
+from gasloc_p2p.core.wire import Hello, ProtocolError, RefuseCode, pack_message, read_hello
 from gasloc_p2p.node.edge import Contact
 from gasloc_p2p.node.events import Notice, Observer
 
@@ -27,11 +27,18 @@ class Inbox:
     Args:
         own_hello: builds this peer's Hello for a round, to check a stranger's against it.
         observe: told once of each stranger that is refused for what it is.
+        left_out: says why a peer is left out in a round; empty when it is not.
     """
 
-    def __init__(self, own_hello: Callable[[int], Hello], observe: Observer) -> None:
+    def __init__(
+        self,
+        own_hello: Callable[[int], Hello],
+        observe: Observer,
+        left_out: Callable[[PeerId, int], str] = lambda peer, round: "",
+    ) -> None:
         self._own_hello = own_hello
         self._observe = observe
+        self._left_out = left_out
         self._told: set[PeerId] = set()
         self._round = 0
         self._expected: frozenset[PeerId] | None = None
@@ -44,11 +51,11 @@ class Inbox:
             early, hello = await self._first_frame(stream)
             if hello is None:
                 return
-            refusal = self._refusal(stream.peer_id, hello, early)
+            refusal = self._refusal(stream.peer_id, hello)
             if refusal is not None:
                 await _say(stream, refusal)
                 return
-            held = _Held(stream, early)
+            held = _Held(stream, early, hello)
             self._place(hello.round, stream.peer_id).set_result(held)
             self._holding += 1
             try:
@@ -73,24 +80,29 @@ class Inbox:
             pass
         return bytes(early), None
 
-    def _refusal(self, peer: PeerId, hello: Hello, early: bytes) -> Exchange | None:
+    def _refusal(self, peer: PeerId, hello: Hello) -> Exchange | None:
         """Return the exchange that carries a refusal, or None when the stream may wait."""
-        answer, disagreement = self._answer(peer, hello.round, early)
+        answer, disagreement = self._answer(peer, hello)
         if disagreement:
             self._tell(peer, disagreement)
             return answer
-        reason = self._no_edge(peer, hello.round)
-        if reason is None and self._place(hello.round, peer).done():
+        no_edge = self._no_edge(peer, hello.round)
+        if no_edge is None and self._place(hello.round, peer).done():
             reason = f"round {hello.round} already has a stream from {peer}"
-        if reason is None:
+            no_edge = RefuseCode.NOT_PARTNER, reason
+        if no_edge is None:
             return None
-        answer.refuse(RefuseCode.NOT_PARTNER, reason)
+        answer.refuse(*no_edge)
         return answer
 
-    def _answer(self, peer: PeerId, round: int, early: bytes) -> tuple[Exchange, str]:
-        """Return this side of an exchange of `round`, and what the two sides disagree about."""
-        answer = Exchange(hello=self._own_hello(round), partner=peer, dialer=False)
-        ended = [event for event in answer.receive(early) if isinstance(event, Finished)]
+    def _answer(self, peer: PeerId, hello: Hello) -> tuple[Exchange, str]:
+        """Return this side of an exchange, and what the two sides disagree about.
+
+        What came after the Hello is for the edge, even if it is a refusal.
+        """
+        answer = Exchange(hello=self._own_hello(hello.round), partner=peer, dialer=False)
+        events = answer.receive(pack_message(hello))
+        ended = [event for event in events if isinstance(event, Finished)]
         return answer, ended[0].reason if ended else ""
 
     def _tell(self, peer: PeerId, disagreement: str) -> None:
@@ -98,16 +110,19 @@ class Inbox:
             self._told.add(peer)
             self._observe(Notice(text=f"a stream from {peer} was {disagreement}"))
 
-    def _no_edge(self, peer: PeerId, round: int) -> str | None:
+    def _no_edge(self, peer: PeerId, round: int) -> tuple[RefuseCode, str] | None:
         """Say why a stream for `round` cannot wait here; None when it can."""
+        reason = ""
         if round < self._round:
-            return f"round {round} is over here, this peer is in round {self._round}"
-        if round == self._round and self._expected is not None:
-            expected = peer in self._expected
-            return None if expected else f"this peer has no edge with {peer} in round {round}"
-        if round > self._round + ROUNDS_AHEAD or self._holding >= HELD_STREAMS:
-            return f"too early for round {round}, this peer is in round {self._round}"
-        return None
+            reason = f"round {round} is over here, this peer is in round {self._round}"
+        elif left_out := self._left_out(peer, round):
+            return RefuseCode.EXCLUDED, left_out
+        elif round == self._round and self._expected is not None:
+            if peer not in self._expected:
+                reason = f"this peer has no edge with {peer} in round {round}"
+        elif round > self._round + ROUNDS_AHEAD or self._holding >= HELD_STREAMS:
+            reason = f"too early for round {round}, this peer is in round {self._round}"
+        return (RefuseCode.NOT_PARTNER, reason) if reason else None
 
     def _place(self, round: int, peer: PeerId) -> asyncio.Future[_Held]:
         key = (round, peer)
@@ -120,7 +135,12 @@ class Inbox:
         self._round = round
 
     def open_round(self, round: int, partners: Iterable[PeerId]) -> None:
-        """Begin `round`: streams of its partners may be claimed, all others are refused."""
+        """Begin `round`: streams of its partners may be claimed, all others are refused.
+
+        Args:
+            round: the round.
+            partners: those that are not left out.
+        """
         self._round = round
         self._expected = frozenset(partners)
         for (held_round, peer), place in list(self._held.items()):
@@ -131,9 +151,9 @@ class Inbox:
         del self._held[round, peer]
         if place.done() and not place.cancelled():
             held = place.result()
-            held.refusal, _ = self._answer(peer, round, held.early)
-            reason = self._no_edge(peer, round)
-            held.refusal.refuse(RefuseCode.NOT_PARTNER, reason or "the edge is over here")
+            held.refusal, _ = self._answer(peer, held.hello)
+            over = RefuseCode.NOT_PARTNER, "the edge is over here"
+            held.refusal.refuse(*(self._no_edge(peer, round) or over))
             held.done.set()
         else:
             place.cancel()
@@ -165,9 +185,10 @@ class Inbox:
 class _Held:
     """A stream whose Hello has been read and whose round is still to come."""
 
-    def __init__(self, stream: Stream, early: bytes) -> None:
+    def __init__(self, stream: Stream, early: bytes, hello: Hello) -> None:
         self.stream = stream
         self.early = early
+        self.hello = hello
         self.done = asyncio.Event()
         self.refusal: Exchange | None = None
 

@@ -21,7 +21,9 @@ from gasloc_p2p.core.roster import (
     RosterBook,
     Verdict,
 )
+from gasloc_p2p.core.skew import SkewWatch
 from gasloc_p2p.core.substrate import Clock, Network
+from gasloc_p2p.node.events import Notice, Observer
 
 STORE_DEADLINE_S = 5.0
 REFRESH_PERIOD_S = 1.0
@@ -44,13 +46,18 @@ class Membership:
         clock: wall time, for expirations.
         run_id: records of other runs are ignored.
         verify: checks a signature against the peer id that made it.
+        observe: told of clocks that disagree.
     """
 
-    def __init__(self, *, network: Network, clock: Clock, run_id: str, verify: Verify) -> None:
+    def __init__(
+        self, *, network: Network, clock: Clock, run_id: str, verify: Verify, observe: Observer
+    ) -> None:
         self._network = network
         self._clock = clock
         self._run_id = run_id
         self._verify = verify
+        self._observe = observe
+        self._skew = SkewWatch()
         self._seq = 0
         self._expires_at = 0.0
         self._round = 0
@@ -134,6 +141,14 @@ class Membership:
             verdict = self.book.observe(record, signed=signed, own_round=self._round)
             if verdict is Verdict.OWN_IDENTITY_ELSEWHERE:
                 self._meet_own_record(record)
+            elif verdict in (Verdict.ACCEPTED, Verdict.AHEAD):
+                self._compare_clocks(record)
+
+    def _compare_clocks(self, record: Record) -> None:
+        signed_s = record.expires_at - RECORD_TTL_S
+        text = self._skew.observe(record.peer_id, signed_s=signed_s, now_s=self._clock.unix_s())
+        if text is not None:
+            self._observe(Notice(text=text))
 
     async def refuse_twin(self) -> None:
         """Make sure that nobody else is in the swarm with this identity, before announcing it.

@@ -84,7 +84,11 @@ class Node:
         self._network = network
         self._observe = observe
         self._membership = Membership(
-            network=network, clock=clock, run_id=config.run.id, verify=verify
+            network=network,
+            clock=clock,
+            run_id=config.run.id,
+            verify=verify,
+            observe=observe,
         )
         self._peer = Peer(
             config=config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import statistics
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.codecs import codec_named
 from gasloc_p2p.core.exchange import Exchange
+from gasloc_p2p.core.guard import Guard
 from gasloc_p2p.core.outer import OuterRule, OuterState, outer_rule
 from gasloc_p2p.core.pace import Pace, RoundPhase, lr_at
 from gasloc_p2p.core.roster import Roster
@@ -19,13 +21,15 @@ from gasloc_p2p.core.substrate import (
     Clock,
     Compute,
     LocalModel,
+    ModelState,
     Network,
     PeerUnreachableError,
+    Stream,
 )
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
 from gasloc_p2p.node.checkpoint import Checkpoint, Progress
-from gasloc_p2p.node.edge import Contact
+from gasloc_p2p.node.edge import FLUSH_S, Contact
 from gasloc_p2p.node.events import Notice, Observer
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.node.membership import Membership
@@ -62,6 +66,8 @@ class Peer:
     Attributes:
         theta: parameters at the start of the round, [P] fp32 on the CPU.
         memory: the outer rule's state.
+        model_state: what the learner held beside theta at the start of the round.
+        guard: judges what partners send, and remembers who is left out.
         transfer_s: seconds that the last edge took from the partner's Hello to its end.
     """
 
@@ -95,9 +101,11 @@ class Peer:
         self.clock = clock
         self.compute = compute
         self.observe = observe
-        self.inbox = Inbox(self._plain_hello, observe)
+        self.guard = Guard(active=gossip.guard)
+        self.inbox = Inbox(self._plain_hello, observe, self.left_out)
         self.theta: Tensor = learner.theta()
         self.memory: OuterState = self.rule.initial(self.theta)
+        self.model_state: ModelState = learner.state()
         self.transfer_s = 0.0
         self._run_digest = run_digest
         self._cycles_s: deque[float] = deque(maxlen=REMEMBERED_CYCLES)
@@ -170,6 +178,19 @@ class Peer:
         if self.id < partner:
             return lambda: self._dial(partner)
         return lambda: self._await_dial(t, partner)
+
+    def left_out(self, partner: PeerId, t: int) -> str:
+        """Say why this peer leaves `partner` out in round t; empty when it does not."""
+        if not self.guard.is_excluded(partner, t):
+            return ""
+        rounds = self.guard.excluded_through(partner) - t + 1
+        return f"left out for {rounds} rounds after repeated offences"
+
+    def brief_dial(self, partner: PeerId) -> Callable[[], Awaitable[Stream]] | None:
+        """Return how to dial `partner` once, for a few words; None where the partner dials."""
+        if self.id > partner:
+            return None
+        return lambda: self.network.open_stream(partner, EXCHANGE_PROTOCOL, deadline_s=FLUSH_S)
 
     async def _dial(self, partner: PeerId) -> Contact:
         """Dial until it works; the patience is short for a partner that was reached before."""
@@ -261,6 +282,7 @@ class Peer:
                 written_unix_s=self.clock.unix_s(),
                 companions=self.membership.roster(t).peers,
                 unconfirmed={p: tuple(rounds) for p, rounds in self._unconfirmed.items()},
+                guard=self.guard.state(),
                 reports=tuple(reports),
                 trained_val_loss=trained_val_loss,
             ),
@@ -280,12 +302,37 @@ class Peer:
 
         await self.compute.run(take_over)
         self.theta, self.memory = saved.theta, OuterState(memory=saved.memory)
+        self.guard = Guard(progress.guard, active=self.config.gossip.guard)
         for partner, rounds in progress.unconfirmed.items():
             self._unconfirmed[partner] = deque(rounds, maxlen=MAX_UNCONFIRMED)
+
+    async def take_back(self, t: int, what: str) -> None:
+        """Return to the parameters and moments of the start of round t, and say why.
+
+        Samples that were drawn stay drawn, so that a bad batch does not come again.
+
+        Args:
+            t: the round.
+            what: what led to numbers that are not finite.
+        """
+
+        def restore() -> None:
+            drawn = self.learner.state().next_sample
+            self.learner.load(self.theta)
+            self.learner.restore(dataclasses.replace(self.model_state, next_sample=drawn))
+
+        await self.compute.run(restore)
+        self.observe(
+            Notice(
+                text=f"{what} of round {t} led to numbers that are not finite; this peer goes on "
+                "from the parameters with which the round began"
+            )
+        )
 
     def note_edge(self, t: int, outcome: EdgeOutcome) -> None:
         """Learn from how an edge ended."""
         self.inbox.release(t, outcome.partner)
+        self._note_conduct(t, outcome)
         for earlier in outcome.unconfirmed:
             self.observe(
                 Notice(
@@ -301,3 +348,19 @@ class Peer:
             unconfirmed.append(t)
         else:
             unconfirmed.clear()
+
+    def _note_conduct(self, t: int, outcome: EdgeOutcome) -> None:
+        """Learn from what the partner sent; name it at a first offence and when it is left out."""
+        guard, partner, length = self.guard, outcome.partner, outcome.length
+        if outcome.mixes and not self.is_closing(t):
+            guard.accept(length)
+        what, far = outcome.offence, guard.is_far(length)
+        if far:
+            what = f"its parameters are {guard.ratio(length):.0f} times as far away as usual"
+        if not (what or outcome.mixes):
+            return
+        offences = guard.note(partner, t, offence=bool(outcome.offence), far=far)
+        left_out = self.left_out(partner, t + 1)
+        if left_out or (what and offences <= 1):
+            ending = f"; it is {left_out}" if left_out else ""
+            self.observe(Notice(text=f"{partner} in round {t}: {what}{ending}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -10,11 +11,13 @@ from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 
 
 class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One edge of one round, without the parameters it carried."""
+    """One edge of one round, without the parameters it carried; see `EdgeOutcome`."""
 
     partner: PeerId
     kind: EdgeKind
     reason: str = ""
+    clip: float = 1.0
+    excluded: bool = False
 
 
 class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +33,7 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
         bytes_sent, bytes_received: bytes over all edges.
         train_s, exchange_s, wait_s: seconds of training, of exchanging, and of the exchange
             the part before the partner answered.
+        reverted: whether numbers were not finite, so that this peer returned to the round's start.
     """
 
     round: int
@@ -43,10 +47,14 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float
     exchange_s: float
     wait_s: float
+    reverted: bool = False
 
 
 class EdgeCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Edges of all rounds by outcome; `unpaired` counts rounds without a partner."""
+    """Edges of all rounds by outcome; `unpaired` counts rounds without a partner.
+
+    `clipped` are among those that were mixed, `excluded` among the refused ones.
+    """
 
     applied: int = 0
     timed_out: int = 0
@@ -56,6 +64,8 @@ class EdgeCounts(msgspec.Struct, frozen=True, kw_only=True):
     not_partner: int = 0
     unpaired: int = 0
     lost: int = 0
+    clipped: int = 0
+    excluded: int = 0
 
 
 class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +83,7 @@ class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float
     exchange_s: float
     wait_s: float
+    reverted: int = 0
     theta_digest: str | None
 
 
@@ -82,6 +93,7 @@ def round_report(
     closing: bool,
     losses: Sequence[float],
     outcomes: Sequence[EdgeOutcome],
+    reverted: bool,
     train_s: float,
     exchange_s: float,
 ) -> RoundReport:
@@ -92,7 +104,13 @@ def round_report(
         local_steps=len(losses),
         train_loss=sum(losses) / len(losses) if losses else None,
         edges=tuple(
-            EdgeReport(partner=edge.partner, kind=edge.kind, reason=edge.reason)
+            EdgeReport(
+                partner=edge.partner,
+                kind=edge.kind,
+                reason=edge.reason,
+                clip=edge.clip,
+                excluded=edge.excluded,
+            )
             for edge in outcomes
         ),
         bytes_sent=sum(edge.bytes_sent for edge in outcomes),
@@ -100,6 +118,7 @@ def round_report(
         train_s=train_s,
         exchange_s=exchange_s,
         wait_s=max((edge.wait_s for edge in outcomes), default=0.0),
+        reverted=reverted,
     )
 
 
@@ -113,8 +132,8 @@ def peer_report(
 ) -> PeerReport:
     """Sum up a peer's rounds; edges and bytes include the closing rounds."""
     training = [report for report in rounds if not report.closing]
-    kinds = [edge.kind.value for report in rounds for edge in report.edges]
-    counts = {kind.value: kinds.count(kind.value) for kind in EdgeKind}
+    edges = [edge for report in rounds for edge in report.edges]
+    counts = Counter(edge.kind.value for edge in edges)
     return PeerReport(
         peer_id=peer_id,
         exit_code=exit_code,
@@ -123,12 +142,16 @@ def peer_report(
         train_loss=tuple(report.train_loss for report in training),
         val_loss=val_loss,
         edges=EdgeCounts(
-            **counts, unpaired=sum(not report.edges and not report.all_reduces for report in rounds)
+            **counts,
+            unpaired=sum(not report.edges and not report.all_reduces for report in rounds),
+            clipped=sum(edge.clip < 1 for edge in edges),
+            excluded=sum(edge.excluded for edge in edges),
         ),
         bytes_sent=sum(report.bytes_sent for report in rounds),
         bytes_received=sum(report.bytes_received for report in rounds),
         train_s=sum(report.train_s for report in rounds),
         exchange_s=sum(report.exchange_s for report in rounds),
         wait_s=sum(report.wait_s for report in rounds),
+        reverted=sum(report.reverted for report in rounds),
         theta_digest=theta_digest,
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from gasloc_p2p.core.outer import MixPart, mix
+from gasloc_p2p.core.guard import distance
+from gasloc_p2p.core.outer import MixPart, OuterRule, mix
 from gasloc_p2p.core.roster import Roster
 from gasloc_p2p.core.topology import Graph, build_graph
 from gasloc_p2p.core.types import BytesLike, EdgeOutcome, PeerId
-from gasloc_p2p.node.edge import EdgeCallbacks, run_edge
+from gasloc_p2p.node.contribution import Contribution, is_finite
+from gasloc_p2p.node.edge import EdgeCallbacks, Judgement, decline_edge, run_edge
 from gasloc_p2p.node.events import RoundStarted
 from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.report import RoundReport, round_report
@@ -22,7 +23,8 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
     """Train locally, exchange with this round's partners, mix, and take the outer step.
 
     theta [P] fp32 and the outer rule's memory [P] change together at the very end, so a round
-    that is cancelled leaves the peer as it was when the round began.
+    that is cancelled leaves the peer as it was when the round began. So does one whose numbers are
+    not finite, which are neither sent nor kept.
     """
     now_s = asyncio.get_running_loop().time
     closing = peer.is_closing(t)
@@ -36,31 +38,40 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
         )
     )
     partners = graph.neighbours(peer.id)
-    peer.inbox.open_round(t, partners)
+    peer.inbox.open_round(t, [p for p in partners if not peer.left_out(p, t)])
     peer.observe(RoundStarted(round=t, closing=closing, partners=partners, peers=len(roster.peers)))
 
     # H_i inner AdamW steps: theta_i -> theta_i^H.
+    peer.model_state = await peer.compute.run(peer.learner.state)
     train_began_s = now_s()
     losses = [] if closing else await _local_steps(peer, t)
-    theta_h = await peer.compute.run(peer.learner.theta)
 
     # Parameters travel both ways over each edge; a failed edge is a value.
     exchange_began_s = now_s()
-    outgoing = await peer.compute.run(lambda: rule.outgoing(peer.theta, theta_h, peer.memory))
-    edges = await _exchange(peer, t, partners, outgoing, roster)
+    theta_h, offer, finite_steps = await peer.compute.run(lambda: _contribute(peer, rule, t))
+    if not finite_steps:
+        await peer.take_back(t, "the local steps")
+        theta_h, offer, _ = await peer.compute.run(lambda: _contribute(peer, rule, t))
+    edges = await _exchange(peer, t, partners, offer, roster)
 
     # m_i = sum_j W_ij theta_j^H, in peer order; a failed edge leaves its weight with this peer.
     # D_i = theta_i - m_i;  v_i <- gamma v_i + D_i;  theta_i <- theta_i - eta (D_i + gamma v_i)
-    peer.theta, peer.memory = await peer.compute.run(
-        lambda: rule.step(peer.theta, theta_h, _mixed(peer, graph, edges, outgoing), peer.memory)
+    theta, memory = await peer.compute.run(
+        lambda: rule.step(peer.theta, theta_h, _mixed(peer, graph, edges, offer), peer.memory)
     )
-    await peer.compute.run(lambda: peer.learner.load(peer.theta))
+    finite = await peer.compute.run(lambda: is_finite(theta, memory.memory))
+    if finite:
+        peer.theta, peer.memory = theta, memory
+        await peer.compute.run(lambda: peer.learner.load(peer.theta))
+    else:
+        await peer.take_back(t, "the outer step")
     peer.membership.close_round(t)
     return round_report(
         round=t,
         closing=closing,
         losses=losses,
         outcomes=edges,
+        reverted=not (finite_steps and finite),
         train_s=exchange_began_s - train_began_s,
         exchange_s=now_s() - exchange_began_s,
     )
@@ -78,45 +89,48 @@ async def _local_steps(peer: Peer, t: int) -> list[float]:
     return losses
 
 
+def _contribute(peer: Peer, rule: OuterRule, t: int) -> tuple[Tensor, Contribution, bool]:
+    """Return theta^H, what this peer gives to the mix, and whether both are finite."""
+    theta_h = peer.learner.theta()
+    outgoing = rule.outgoing(peer.theta, theta_h, peer.memory)
+    peer.guard.open_round(t, motion=distance(peer.theta, theta_h))
+    return theta_h, Contribution(outgoing, peer.codec), is_finite(theta_h, outgoing)
+
+
 async def _exchange(
-    peer: Peer, t: int, partners: Sequence[PeerId], outgoing: Tensor, roster: Roster
+    peer: Peer, t: int, partners: Sequence[PeerId], offer: Contribution, roster: Roster
 ) -> list[EdgeOutcome]:
     """Run the edges of round t side by side; outcomes come back in peer order."""
-    codec = peer.codec
-    scales = codec.scales(outgoing)
 
     async def encode(partner_scales: bytes) -> BytesLike:
-        return await peer.compute.run(
-            lambda: codec.encode(outgoing, scales=scales, partner_scales=partner_scales)
+        return await peer.compute.run(lambda: offer.codes(partner_scales))
+
+    async def judge(codes: BytesLike, partner_scales: bytes) -> Judgement | None:
+        return await peer.compute.run(lambda: offer.judge(codes, partner_scales, peer.guard))
+
+    callbacks = EdgeCallbacks(encode=encode, judge=judge, records=peer.membership.take_records)
+
+    async def edge(partner: PeerId) -> EdgeOutcome:
+        exchange = peer.new_exchange(t, partner, roster, offer.scales)
+        if left_out := peer.left_out(partner, t):
+            return await decline_edge(
+                partner=partner,
+                dial=peer.brief_dial(partner),
+                exchange=exchange,
+                reason=left_out,
+            )
+        return await run_edge(
+            partner=partner,
+            contact=peer.contact(t, partner),
+            exchange=exchange,
+            callbacks=callbacks,
+            deadline_s=peer.edge_deadline_s(t, partner, roster),
         )
 
-    async def is_finite(codes: BytesLike, partner_scales: bytes) -> bool:
-        def check() -> bool:
-            decoded = codec.decode(
-                codes, own=outgoing, scales=scales, partner_scales=partner_scales
-            )
-            return bool(torch.isfinite(decoded).all())
-
-        return await peer.compute.run(check)
-
-    callbacks = EdgeCallbacks(
-        encode=encode, is_finite=is_finite, records=peer.membership.take_records
-    )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(peer.membership.refresh())
         watching = tasks.create_task(peer.membership.keep_current())
-        running = [
-            tasks.create_task(
-                run_edge(
-                    partner=partner,
-                    contact=peer.contact(t, partner),
-                    exchange=peer.new_exchange(t, partner, roster, scales),
-                    callbacks=callbacks,
-                    deadline_s=peer.edge_deadline_s(t, partner, roster),
-                )
-            )
-            for partner in partners
-        ]
+        running = [tasks.create_task(edge(partner)) for partner in partners]
         outcomes = [await edge for edge in running]
         watching.cancel()
     for outcome in outcomes:
@@ -124,26 +138,19 @@ async def _exchange(
     return outcomes
 
 
-def _mixed(peer: Peer, graph: Graph, edges: Sequence[EdgeOutcome], outgoing: Tensor) -> Tensor:
+def _mixed(peer: Peer, graph: Graph, edges: Sequence[EdgeOutcome], offer: Contribution) -> Tensor:
     """Mix what arrived against this peer's own copy as its partner understood it, codec and all.
 
-    Only differences of such copies enter, so that no codec moves the mean of the swarm.
+    Only differences of such copies enter, clipped by the factor that both sides agreed on, so that
+    neither codecs nor clipping move the mean of the swarm.
     """
-    codec, scales = peer.codec, peer.codec.scales(outgoing)
-    parts: list[MixPart] = []
-    for edge in edges:
-        if edge.codes is None:
-            continue
-        own_codes = codec.encode(outgoing, scales=scales, partner_scales=edge.scales)
-        parts.append(
-            MixPart(
-                weight=graph.weight(peer.id, edge.partner),
-                received=codec.decode(
-                    edge.codes, own=outgoing, scales=scales, partner_scales=edge.scales
-                ),
-                own_copy=codec.decode(
-                    own_codes, own=outgoing, scales=scales, partner_scales=edge.scales
-                ),
-            )
+    parts = [
+        MixPart(
+            weight=graph.weight(peer.id, edge.partner) * edge.clip,
+            received=edge.received,
+            own_copy=offer.copy(edge.scales),
         )
-    return mix(outgoing, parts, alpha=peer.alpha)
+        for edge in edges
+        if edge.received is not None
+    ]
+    return mix(offer.vector, parts, alpha=peer.alpha)

@@ -139,6 +139,8 @@ class Hub:
             self._slow.add(peer_id)
         network = MemoryNetwork(self, peer_id, sign, place.link.latency_s)
         self._peers[peer_id] = network
+        # From here on its side's records are its own, whether it asks for them or not.
+        self.store_of(peer_id)
         return network
 
     def partition(self, peers: Iterable[int], *, seconds: float) -> None:

@@ -19,20 +19,22 @@ class Timeline:
 
     Args:
         observe: who is told next.
+        attacker: index of the peer whose losses do not count; None for nobody.
 
     Attributes:
         trained_s: virtual second at which the last peer ended its last training round.
     """
 
-    def __init__(self, observe: SwarmObserver) -> None:
+    def __init__(self, observe: SwarmObserver, *, attacker: int | None = None) -> None:
         self._observe = observe
+        self._attacker = attacker
         self._tried: dict[int, list[tuple[float, float]]] = {}
         self.trained_s = 0.0
 
     def observe(self, index: int, event: Event) -> None:
         """Note the event's time if it says something about learning, and pass it on."""
         match event:
-            case Validated(round=round, val_loss=val_loss):
+            case Validated(round=round, val_loss=val_loss) if index != self._attacker:
                 self._tried.setdefault(round, []).append((_now_s(), val_loss))
             case RoundFinished(report=report) if not report.closing:
                 self.trained_s = max(self.trained_s, _now_s())

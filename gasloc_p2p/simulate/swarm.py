@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,9 @@ import torch
 
 from gasloc_p2p.algorithms import ALGORITHMS
 from gasloc_p2p.config import Config
+from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.manifest import Manifest
+from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.founding import found, pace_of
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.node import Node
@@ -24,6 +26,7 @@ from gasloc_p2p.simulate.engine import Engine, build_engine
 from gasloc_p2p.simulate.links import check_partitions, links_of, parse_partition
 from gasloc_p2p.simulate.network import Hub
 from gasloc_p2p.simulate.observer import SwarmObserver, Timeline
+from gasloc_p2p.simulate.poison import NOBODY, attacker_rule
 from gasloc_p2p.train.data import Corpus, load_corpus
 from gasloc_p2p.train.learner import Learner, build_learner
 
@@ -35,10 +38,12 @@ class Simulation:
     Attributes:
         report: the swarm's report.
         results: what each peer left behind, in the order of their indices.
+        honest: those of them that sent what they should.
     """
 
     report: SwarmReport
     results: Sequence[NodeResult]
+    honest: Sequence[NodeResult]
 
 
 def simulate(
@@ -58,7 +63,8 @@ def simulate(
             or everybody waits for an all-reduce.
 
     Raises:
-        ConfigError: a link or partition makes no sense, or a setting that the algorithm lacks.
+        ConfigError: a link, a partition or an attack makes no sense, or a setting that the
+            algorithm lacks.
     """
     began_s = time.monotonic()
     stacked = config.simulate.engine == "batched"
@@ -70,12 +76,14 @@ def simulate(
     collective = ALGORITHMS[algorithm].collective
     if collective:
         require_collective(algorithm, config)
+    attacker = _attacker(config, peers, collective=collective)
     manifest = found(config, now_s=0.0)
     identities = [Identity.derived(config.run.seed, index) for index in range(peers)]
     peer_ids = [identity.peer_id for identity in identities]
     engine = build_engine(config, peer_ids, load_corpus(config.data))
     initial_theta = engine.models[0].theta()
-    timeline = Timeline(observe)
+    timeline = Timeline(observe, attacker=attacker)
+    rules = {} if attacker is None else {attacker: attacker_rule(config, initial_theta)}
 
     async def run() -> Sequence[NodeResult]:
         if collective:
@@ -88,10 +96,11 @@ def simulate(
                 observe=timeline.observe,
             )
         hub = Hub(verify=Identity.verify, links=links, partitions=partitions)
-        return await _swarm(config, manifest, hub, identities, engine, timeline.observe)
+        return await _swarm(config, manifest, hub, identities, engine, rules, timeline.observe)
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         results = runner.run(run())
+    honest = [result for index, result in enumerate(results) if index != attacker]
     report = swarm_report(
         algorithm=algorithm,
         run_digest=manifest.digest,
@@ -100,13 +109,30 @@ def simulate(
         judge=engine.models[0],
         initial_theta=initial_theta,
         peers=[result.report for result in results],
-        thetas=[result.theta for result in results],
-        closing_thetas=[result.closing_theta for result in results],
+        thetas=[result.theta for result in honest],
+        closing_thetas=[result.closing_theta for result in honest],
         solo_val_loss=None,
         simulated_s=timeline.trained_s,
         curve=timeline.curve(),
     )
-    return Simulation(report=report, results=results)
+    return Simulation(report=report, results=results, honest=honest)
+
+
+def _attacker(config: Config, peers: int, *, collective: bool) -> int | None:
+    """Return the index of the peer that sends poison; None when all are honest.
+
+    Raises:
+        ConfigError: there is nobody whom it could send it to.
+    """
+    if config.simulate.poison == NOBODY:
+        return None
+    if collective or peers < 2:
+        raise ConfigError(
+            f"simulate.poison = {config.simulate.poison} has nobody to send it to",
+            why="an all-reduce has no partners" if collective else "there is one peer",
+            fix="use --algorithm gasloc and at least 2 peers",
+        )
+    return peers - 1
 
 
 def learner_of(config: Config, *, peer_id: str, corpus: Corpus) -> Learner:
@@ -127,6 +153,7 @@ async def _swarm(
     hub: Hub,
     identities: Sequence[Identity],
     engine: Engine,
+    rules: Mapping[int, OuterRule],
     observe: SwarmObserver,
 ) -> Sequence[NodeResult]:
     async with hub, asyncio.TaskGroup() as tasks:
@@ -142,6 +169,7 @@ async def _swarm(
                 pace=pace_of(config, manifest),
                 verify=Identity.verify,
                 observe=partial(observe, index),
+                rule=rules.get(index),
             )
             running.append(tasks.create_task(node.run(asyncio.Event())))
     return [task.result() for task in running]

@@ -9,6 +9,7 @@ from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.studies.local_steps import LocalSteps
 from gasloc_p2p.studies.multi_step import MultiStep
 from gasloc_p2p.studies.outer_sensitivity import OuterSensitivity
+from gasloc_p2p.studies.poison import PoisonStudy
 from gasloc_p2p.studies.single_step import SingleStep
 from gasloc_p2p.studies.study import Study
 from gasloc_p2p.studies.topology import TopologyStudy
@@ -78,6 +79,13 @@ STUDIES: Mapping[str, Scales] = {
             ),
         ),
         Scales(quick=TopologyStudy(), full=None),
+        Scales(
+            quick=PoisonStudy(),
+            full=PoisonStudy(
+                models=FULL_MODELS,
+                defaults={**FULL_DEFAULTS, "run.rounds": 40, "inner.local_steps": 30},
+            ),
+        ),
     )
 }
 """Every study by name."""

@@ -74,7 +74,7 @@ class SwarmResult(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
     Attributes:
         initial_val_loss: of the initial parameters.
         averaged_val_loss: of the averaged model after the last training round.
-        own_val_loss: mean over the peers of their own model's loss.
+        own_val_loss: mean over the honest peers of their own model's loss.
         consensus_distance: after the last training round, relative to the mean's norm.
         closing_consensus_distance: the same after the closing rounds.
         bytes_sent: over all peers and rounds.

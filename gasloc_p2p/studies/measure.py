@@ -54,8 +54,9 @@ def run_swarm(cell: SwarmCell, told: Told) -> SwarmResult:
             if finished % cell.peers == 0:
                 told(finished // cell.peers)
 
-    report = simulate(config, peers=cell.peers, observe=observe, algorithm=cell.algorithm).report
-    own = [peer.val_loss for peer in report.peers if peer.val_loss is not None]
+    simulation = simulate(config, peers=cell.peers, observe=observe, algorithm=cell.algorithm)
+    report, honest = simulation.report, [result.report for result in simulation.honest]
+    own = [peer.val_loss for peer in honest if peer.val_loss is not None]
     return SwarmResult(
         initial_val_loss=finite(report.initial_val_loss),
         averaged_val_loss=finite(report.averaged_val_loss),

@@ -94,9 +94,9 @@ class _Task(asyncio.Task[T]):
 
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> Iterator[str]:
-    """Say of every task that waits where it does, the innermost of its coroutines last."""
+    """Say of every task that works for somebody where it waits, its innermost coroutine last."""
     tasks = [task for task in asyncio.all_tasks(loop) if isinstance(task, _Task)]
-    for task in sorted(tasks, key=lambda task: task.number):
+    for task in sorted(tasks, key=lambda task: (len(task.acting), task.acting, task.number)):
         if task.acting != "nobody":
             yield f"  {task.acting}: {' > '.join(_awaits(task.get_coro()))}"
 

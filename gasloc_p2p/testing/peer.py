@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.manifest import Manifest
+from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.core.records import Verify
 from gasloc_p2p.core.substrate import Clock, Compute, LocalModel, Network
 from gasloc_p2p.core.types import PeerId
@@ -88,6 +89,7 @@ class SimulatedPeer:
         clock: its wall clock; the virtual one when None.
         wrap: puts something in front of its network.
         checkpoints: where it keeps its state; nowhere when None.
+        rule: what it sends and how it steps; as the settings say when None.
         observe: told what happens, after it was noted.
     """
 
@@ -103,6 +105,7 @@ class SimulatedPeer:
         clock: Clock | None = None,
         wrap: Callable[[Network], Network] = lambda network: network,
         checkpoints: CheckpointStore | None = None,
+        rule: OuterRule | None = None,
         observe: Callable[[Event], None] = lambda event: None,
     ) -> None:
         self.identity = Identity.derived(config.run.seed, index)
@@ -124,6 +127,7 @@ class SimulatedPeer:
             verify=verify,
             observe=self._observe,
             checkpoints=checkpoints,
+            rule=rule,
         )
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -21,7 +21,7 @@ from gasloc_p2p.node.events import Event, RoundStarted
 from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.simulate.links import check_partitions, links_of, parse_partition
 from gasloc_p2p.simulate.network import Hub
-from gasloc_p2p.testing.clock import ShiftedClock, StallingCompute, act_as, in_virtual_time
+from gasloc_p2p.testing.clock import ShiftedClock, StallingCompute, in_virtual_time
 from gasloc_p2p.testing.faults import Fault, FaultPlan, Kill, SkewClock, Stall
 from gasloc_p2p.testing.network import FaultyNetwork
 from gasloc_p2p.testing.peer import Life, Saved, SimulatedPeer, verify
@@ -30,9 +30,6 @@ from gasloc_p2p.testing.trace import Limits, SwarmTrace
 
 Models: TypeAlias = Callable[[PeerId], LocalModel]
 """Returns the model of a peer with the run's initial parameters; called for every life anew."""
-
-HORIZON_ROUNDS: Final = 4.0
-"""A run is over in so many times the longest that its rounds may take one after the other."""
 
 
 class VirtualSwarm:
@@ -79,7 +76,7 @@ class VirtualSwarm:
         """
         torch.set_num_threads(1)
         rounds = self._config.run.rounds + self._config.run.closing_rounds
-        horizon_s = HORIZON_ROUNDS * rounds * self._limits.round_s
+        horizon_s = self._limits.joining_s + rounds * self._limits.round_s
         with TemporaryDirectory(prefix="gasloc-testing-") as homes:
             in_virtual_time(partial(self._main, Path(homes)), horizon_s=horizon_s)
         return self.trace
@@ -97,7 +94,6 @@ class VirtualSwarm:
 
     async def _cut(self, hub: Hub) -> None:
         """Carry out the partitions."""
-        act_as("the plan")
         for partition in self._plan.partitions:
             if not await self._front.reached(partition.round):
                 return
@@ -106,7 +102,6 @@ class VirtualSwarm:
 
     async def _lives(self, hub: Hub, index: int, home: Path) -> None:
         """Run one peer, and start it again after each crash from which it comes back."""
-        act_as(f"peer {index}")
         store = None
         if self._plan.of(Kill, index):
             # Writing files takes real time, so only those that will read them do.
@@ -133,11 +128,13 @@ class VirtualSwarm:
         peer = self._start(hub, index, store, left, killed)
         self.trace.lives.append(peer.life)
         running = asyncio.create_task(peer.run())
-        await asyncio.wait((running, killed), return_when=asyncio.FIRST_COMPLETED)
-        # The network first: what a killed process does while it ends reaches nobody.
-        await peer.network.aclose()
-        running.cancel()
-        await asyncio.wait((running,))
+        try:
+            await asyncio.wait((running, killed), return_when=asyncio.FIRST_COMPLETED)
+            # The network first: what a killed process does while it ends reaches nobody.
+            await peer.network.aclose()
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
         self._end(peer.life, running, store)
         if running.cancelled():
             return killed.result()

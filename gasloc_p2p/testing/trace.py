@@ -330,9 +330,10 @@ class SwarmTrace:
             )
             span = _spans_of(rounds) or "none"
             counted = ", ".join(f"{count} {kind}" for kind, count in sorted(edges.items()))
+            until = f" to {life.ended_s:.1f} s" if life.end else " s on"
             yield (
-                f"peer {peer}: from {life.began_s:.1f} to {life.ended_s:.1f} s, rounds {span}; "
-                f"edges {counted or 'none'}; {life.end or 'still running'}{_told(life.error)}"
+                f"peer {peer}: from {life.began_s:.1f}{until}, rounds {span}; edges "
+                f"{counted or 'none'}; {life.end or _last_word(life)}{_told(life.error)}"
             )
 
 
@@ -345,6 +346,15 @@ def _spans_of(rounds: Sequence[int]) -> str:
         else:
             spans.append([number, number])
     return ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in spans)
+
+
+def _last_word(life: Life) -> str:
+    """Say since when nothing was heard of a peer that still runs."""
+    if not life.log:
+        return "not heard of"
+    at_s, event = life.log[-1]
+    round = f" of round {event.round}" if isinstance(event, RoundStarted) else ""
+    return f"last heard of at {at_s:.1f} s: {type(event).__name__}{round}"
 
 
 def _told(error: BaseException | None) -> str:

@@ -11,7 +11,13 @@ from gasloc_p2p.node.report import round_report
 
 def finished(round: int) -> RoundFinished:
     report = round_report(
-        round=round, closing=False, losses=[1.0], outcomes=[], train_s=1.0, exchange_s=1.0
+        round=round,
+        closing=False,
+        losses=[1.0],
+        outcomes=[],
+        reverted=False,
+        train_s=1.0,
+        exchange_s=1.0,
     )
     return RoundFinished(report=report)
 

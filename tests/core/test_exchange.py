@@ -16,6 +16,7 @@ from gasloc_p2p.core.wire import (
     FrameType,
     Hello,
     ProtocolError,
+    Ready,
     Records,
     Refuse,
     RefuseCode,
@@ -30,7 +31,7 @@ from gasloc_p2p.core.wire import (
 A, B = "12D3KooWa", "12D3KooWb"
 CODES_A, CODES_B = bytes(range(10)), bytes(range(100, 110))
 Stage: TypeAlias = Callable[[], Exchange]
-READY, APPLIED = pack_frame(FrameType.READY), pack_frame(FrameType.APPLIED)
+READY, APPLIED = pack_message(Ready(clip=1.0)), pack_frame(FrameType.APPLIED)
 
 
 def hello(peer_id: str, /, **changes: Any) -> Hello:
@@ -110,7 +111,7 @@ def agreed() -> Exchange:
     """A's side after both Ready."""
     exchange = received()
     assert exchange.accept() == []
-    assert exchange.receive(READY) == [Agreed()]
+    assert exchange.receive(READY) == [Agreed(clip=1.0)]
     return exchange
 
 
@@ -132,17 +133,15 @@ def test_both_sides_apply() -> None:
     assert types(from_a) == [FrameType.CHUNK] * 3
     assert b.receive(from_a) == [CodesReceived(codes=bytearray(CODES_A))]
     assert a.receive(from_b[:-1]) == []
-    assert not a.codes
     assert a.receive(from_b[-1:]) == [CodesReceived(codes=bytearray(CODES_B))]
 
     assert a.accept() == []
     assert b.receive(sent(a)) == []
-    assert b.accept() == [Agreed()]
+    assert b.accept() == [Agreed(clip=1.0)]
     applied = Finished(kind=EdgeKind.APPLIED, reason="")
-    assert a.receive(sent(b)) == [Agreed(), applied]
+    assert a.receive(sent(b)) == [Agreed(clip=1.0), applied]
     assert (a.finished, b.finished) == (True, False)
     assert b.receive(sent(a)) == [applied]
-    assert (a.codes, b.codes) == (bytearray(CODES_B), bytearray(CODES_A))
 
 
 def test_ready_follows_the_last_chunk() -> None:
@@ -244,9 +243,10 @@ def test_more_records_than_a_frame_holds_do_no_harm() -> None:
 
 def violation(exchange: Exchange, data: bytes) -> str:
     """Feed `data`; return the reason after checking that it was refused as a violation."""
+    hello_agreed = exchange.bytes_received > 0
     finished = end(exchange.receive(data))
     assert finished.kind is EdgeKind.REFUSED
-    assert exchange.codes is None
+    assert finished.offence == hello_agreed
     refuse = refusal(sent(exchange))
     assert refuse.code is RefuseCode.PROTOCOL
     assert finished.reason == f"refused by this peer: {refuse.reason}"
@@ -263,6 +263,8 @@ def violation(exchange: Exchange, data: bytes) -> str:
         (dialer, APPLIED, "APPLIED where HELLO was due"),
         (dialer, b"\xff\0\0\0\0", "unknown frame type 255"),
         (dialer, pack_frame(FrameType.HELLO, b"?"), "malformed Hello"),
+        (received, pack_frame(FrameType.READY), "malformed Ready"),
+        (received, pack_frame(FrameType.READY, b"\x91\xcb" + bytes(8)), "malformed Ready"),
         (greeted, HELLO, "HELLO where CHUNK was due"),
         (greeted, RECORDS, "RECORDS where CHUNK was due"),
         (greeted, READY, "READY where CHUNK was due"),
@@ -312,7 +314,8 @@ def test_ready_while_a_chunk_waits_to_be_sent_is_a_violation() -> None:
 def test_a_wrong_digest_is_corrupt_on_both_sides(chunk: bytes) -> None:
     exchange = greeted()
     words = "chunk 0 does not match its digest"
-    corrupt = Finished(kind=EdgeKind.CORRUPT, reason=f"refused by this peer: {words}")
+    reason = f"refused by this peer: {words}"
+    corrupt = Finished(kind=EdgeKind.CORRUPT, reason=reason, offence=True)
     assert exchange.receive(chunk) == [corrupt]
     data = sent(exchange)
     assert refusal(data).code is RefuseCode.CORRUPT
@@ -352,7 +355,7 @@ def test_a_violation_or_refusal_cannot_undo_an_agreement(data: bytes) -> None:
     finished = end(exchange.receive(data))
     assert finished.kind is EdgeKind.ASYMMETRIC
     assert finished.reason.startswith("mixed without the partner's Applied: refused by ")
-    assert exchange.codes == bytearray(CODES_B)
+    assert finished.offence == (data != LATE)
     assert types(sent(exchange)) == [FrameType.READY, FrameType.APPLIED]
 
 

@@ -24,6 +24,7 @@ from gasloc_p2p.core.wire import (
     FrameDecoder,
     FrameType,
     Hello,
+    Ready,
     Records,
     Refuse,
     RefuseCode,
@@ -60,6 +61,7 @@ class Side:
 
     exchange: Exchange
     own_codes: bytes
+    clip: float = 1.0
     cut_at: int | None = None
     flip_bit: int | None = None
     inbox: bytearray = field(default_factory=bytearray)
@@ -80,7 +82,7 @@ class Side:
         if self.pending.pop(0) == "encode":
             self.exchange.send_codes(self.own_codes)
         else:
-            self.take(self.exchange.accept())
+            self.take(self.exchange.accept(clip=self.clip))
 
     def write_to(self, other: Side) -> None:
         """Send one piece; the way to `other` may cut it or flip a bit in it."""
@@ -109,8 +111,8 @@ class Side:
         return last
 
     @property
-    def was_agreed(self) -> bool:
-        return Agreed() in self.events
+    def agreed(self) -> list[Agreed]:
+        return [event for event in self.events if isinstance(event, Agreed)]
 
 
 def sides(code_bytes: int, *, same_roster: bool) -> tuple[Side, Side]:
@@ -120,7 +122,10 @@ def sides(code_bytes: int, *, same_roster: bool) -> tuple[Side, Side]:
     hello_b = hello(B, code_bytes=code_bytes, roster_digest=b"x" if same_roster else b"y")
     a = Exchange(hello=hello_a, partner=B, dialer=True, records=RECORDS_A)
     b = Exchange(hello=hello_b, partner=A, dialer=False, records=RECORDS_B)
-    return Side(exchange=a, own_codes=codes_a), Side(exchange=b, own_codes=codes_b)
+    return (
+        Side(exchange=a, own_codes=codes_a, clip=0.5),
+        Side(exchange=b, own_codes=codes_b, clip=0.25),
+    )
 
 
 def step(a: Side, b: Side, action: int, amount: int) -> None:
@@ -153,15 +158,17 @@ def check(a: Side, b: Side) -> None:
     """What holds for every pair of outcomes, whatever happened on the way."""
     for side, other in ((a, b), (b, a)):
         kind = side.finished.kind
-        assert side.was_agreed == (kind in MIXED)
-        assert side.exchange.codes == (other.own_codes if kind in MIXED else None)
+        assert bool(side.agreed) == (kind in MIXED)
+        assert side.agreed == ([Agreed(clip=0.25)] if kind in MIXED else []) or other.flip_bit
+        codes = [bytes(e.codes) for e in side.events if isinstance(e, CodesReceived)]
+        assert codes == [other.own_codes] or not (codes or side.agreed)
         assert (side.finished.reason == "") == (kind is EdgeKind.APPLIED)
         if kind is EdgeKind.APPLIED:
             assert other.finished.kind in MIXED
-        if not side.was_agreed:
+        if not side.agreed:
             assert other.finished.kind is not EdgeKind.APPLIED
         late = [f.type for f in FrameDecoder(chunk_bytes=CHUNK_BYTES).feed(side.after_end)]
-        allowed = [FrameType.READY, FrameType.APPLIED] if side.was_agreed else [FrameType.REFUSE]
+        allowed = [FrameType.READY, FrameType.APPLIED] if side.agreed else [FrameType.REFUSE]
         assert late == allowed[len(allowed) - len(late) :]
 
 
@@ -277,8 +284,8 @@ def test_stopping_at_any_moment_leaves_no_more_than_two_generals(
     check(a, b)
     if not was_finished:
         kind, told = STOPS[how]
-        assert stopper.finished.kind is (EdgeKind.ASYMMETRIC if stopper.was_agreed else kind)
-        if not (a.was_agreed or b.was_agreed):
+        assert stopper.finished.kind is (EdgeKind.ASYMMETRIC if stopper.agreed else kind)
+        if not (a.agreed or b.agreed):
             assert other.finished.kind is told
             if isinstance(how, RefuseCode):
                 assert stopper.finished.reason == "refused by this peer: stopped"
@@ -327,6 +334,7 @@ hostile_pieces = st.one_of(
             pack_message(Records(records=(b"a record",))),
             pack_message(Refuse(code=RefuseCode.CORRUPT, reason="no", round=3)),
             pack_frame(FrameType.READY),
+            pack_message(Ready(clip=0.5)),
             pack_frame(FrameType.APPLIED),
         ]
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from gasloc_p2p.core.wire import (
     FRAME_OVERHEAD_BYTES,
     MAX_CHUNK_BYTES,
     MAX_HELLO_BYTES,
+    MAX_READY_BYTES,
     MAX_REASON_CHARS,
     MAX_RECORD_BYTES,
     MAX_RECORDS,
@@ -27,6 +30,7 @@ from gasloc_p2p.core.wire import (
     FrameType,
     Hello,
     ProtocolError,
+    Ready,
     Records,
     Refuse,
     RefuseCode,
@@ -57,6 +61,7 @@ HELLO = Hello(
 )
 REFUSE = Refuse(code=RefuseCode.LEAVING, reason="shutting down", round=7)
 RECORDS = Records(records=(b"one", b"two"))
+READY = Ready(clip=0.1)
 
 
 @contextmanager
@@ -74,7 +79,7 @@ def header(kind: int, length: int) -> bytes:
     return struct.pack("<BI", kind, length)
 
 
-def fields(message: Hello | Refuse | Records) -> list[object]:
+def fields(message: Hello | Refuse | Ready | Records) -> list[object]:
     decoded: list[object] = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
     return decoded
 
@@ -102,8 +107,8 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 # Messages
 
 
-@pytest.mark.parametrize("message", [HELLO, REFUSE, RECORDS])
-def test_a_message_survives_the_wire(message: Hello | Refuse | Records) -> None:
+@pytest.mark.parametrize("message", [HELLO, REFUSE, READY, RECORDS])
+def test_a_message_survives_the_wire(message: Hello | Refuse | Ready | Records) -> None:
     (frame,) = FrameDecoder(chunk_bytes=16).feed(pack_message(message))
     assert frame.type is message.frame_type
     assert unpack_message(frame.payload, type(message)) == message
@@ -122,8 +127,8 @@ def test_hello_ignores_what_a_later_release_appends() -> None:
     assert unpack_message(payload, Hello) == HELLO
 
 
-@pytest.mark.parametrize("message", [REFUSE, RECORDS])
-def test_other_messages_have_no_more_fields(message: Refuse | Records) -> None:
+@pytest.mark.parametrize("message", [REFUSE, READY, RECORDS])
+def test_other_messages_have_no_more_fields(message: Refuse | Ready | Records) -> None:
     payload = msgspec.msgpack.encode([*fields(message), "more"])
     with pytest.raises(ProtocolError, match=type(message).__name__):
         unpack_message(payload, type(message))
@@ -188,6 +193,19 @@ def test_hello_fields_have_limits(place: int, value: object) -> None:
 def test_records_have_limits(records: list[object]) -> None:
     with pytest.raises(ProtocolError, match="malformed Records"):
         unpack_message(msgspec.msgpack.encode([records]), Records)
+
+
+@pytest.mark.parametrize("clip", [0.0, -0.5, 1.0 + 2**-52, math.nan, math.inf, True, "1", None])
+def test_a_clip_factor_has_limits(clip: object) -> None:
+    with pytest.raises(ProtocolError, match="malformed Ready"):
+        unpack_message(msgspec.msgpack.encode([clip]), Ready)
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.1, sys.float_info.min, 1 / 3])
+def test_a_clip_factor_arrives_bit_for_bit(clip: float) -> None:
+    payload = msgspec.msgpack.encode(Ready(clip=clip))
+    assert unpack_message(payload, Ready).clip == clip
+    assert len(payload) <= MAX_READY_BYTES
 
 
 @settings(deadline=None)
@@ -308,7 +326,7 @@ def test_frames_do_not_depend_on_splits(data: bytes, cuts: list[int]) -> None:
         (FrameType.HELLO, MAX_HELLO_BYTES),
         (FrameType.RECORDS, MAX_RECORDS_BYTES),
         (FrameType.CHUNK, 1000 + CHUNK_OVERHEAD_BYTES),
-        (FrameType.READY, 0),
+        (FrameType.READY, MAX_READY_BYTES),
         (FrameType.APPLIED, 0),
         (FrameType.REFUSE, MAX_REFUSE_BYTES),
     ],

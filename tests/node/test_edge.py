@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch import Tensor
 
 from gasloc_p2p.core.exchange import Exchange
 from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
 from gasloc_p2p.core.types import BytesLike, EdgeKind, EdgeOutcome
 from gasloc_p2p.core.wire import Hello
 from gasloc_p2p.net.identity import Identity
-from gasloc_p2p.node.edge import Contact, EdgeCallbacks, run_edge
+from gasloc_p2p.node.edge import (
+    FLUSH_S,
+    Contact,
+    EdgeCallbacks,
+    Judgement,
+    decline_edge,
+    run_edge,
+)
 from gasloc_p2p.node.events import Event, Notice
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.simulate.network import Hub
@@ -40,14 +50,18 @@ def hello(peer: str, round: int = 5) -> Hello:
     )
 
 
-def callbacks(peer: str, *, finite: bool = True) -> EdgeCallbacks:
+def decoded(codes: BytesLike) -> Tensor:
+    return torch.frombuffer(bytearray(codes), dtype=torch.uint8)
+
+
+def callbacks(peer: str, *, finite: bool = True, clip: float = 1.0) -> EdgeCallbacks:
     async def encode(scales: bytes) -> BytesLike:
         return CODES[peer]
 
-    async def is_finite(codes: BytesLike, scales: bytes) -> bool:
-        return finite
+    async def judge(codes: BytesLike, scales: bytes) -> Judgement | None:
+        return Judgement(received=decoded(codes), length=7.0, clip=clip) if finite else None
 
-    return EdgeCallbacks(encode=encode, is_finite=is_finite, records=lambda records: None)
+    return EdgeCallbacks(encode=encode, judge=judge, records=lambda records: None)
 
 
 async def edge_of(
@@ -56,13 +70,14 @@ async def edge_of(
     contact: Callable[[], Awaitable[Contact]],
     *,
     finite: bool = True,
+    clip: float = 1.0,
     own: Hello | None = None,
 ) -> EdgeOutcome:
     return await run_edge(
         partner=partner,
         contact=contact,
         exchange=Exchange(hello=own or hello(peer), partner=partner, dialer=peer == "a"),
-        callbacks=callbacks(peer, finite=finite),
+        callbacks=callbacks(peer, finite=finite, clip=clip),
         deadline_s=DEADLINE_S,
     )
 
@@ -72,9 +87,14 @@ class Pair:
 
     def __init__(self, hub: Hub) -> None:
         self.events: list[Event] = []
+        self.left_out_at_b = ""
         self.a = hub.network("a", lambda payload: b"")
         self.b = hub.network("b", lambda payload: b"")
-        self.inbox = Inbox(lambda round: hello("b", round), self.events.append)
+        self.inbox = Inbox(
+            lambda round: hello("b", round),
+            self.events.append,
+            lambda peer, round: self.left_out_at_b,
+        )
 
     async def dial(self) -> Contact:
         return Contact(stream=await self.a.open_stream("b", PROTOCOL, deadline_s=1.0))
@@ -97,10 +117,12 @@ def play(
     return in_virtual_time(main)
 
 
-async def both(pair: Pair, *, finite_at_b: bool = True) -> tuple[EdgeOutcome, ...]:
+async def both(
+    pair: Pair, *, finite_at_b: bool = True, clips: tuple[float, float] = (1.0, 1.0)
+) -> tuple[EdgeOutcome, ...]:
     async with asyncio.TaskGroup() as tasks:
-        a = tasks.create_task(edge_of("a", "b", pair.dial))
-        b = tasks.create_task(edge_of("b", "a", pair.claim, finite=finite_at_b))
+        a = tasks.create_task(edge_of("a", "b", pair.dial, clip=clips[0]))
+        b = tasks.create_task(edge_of("b", "a", pair.claim, finite=finite_at_b, clip=clips[1]))
     return a.result(), b.result()
 
 
@@ -111,8 +133,11 @@ def test_both_sides_apply_and_count_the_same_bytes() -> None:
 
     a, b = play(scene)
     assert (a.kind, b.kind) == (EdgeKind.APPLIED, EdgeKind.APPLIED)
-    assert a.codes == CODES["b"]
-    assert b.codes == CODES["a"]
+    assert a.received is not None
+    assert b.received is not None
+    assert torch.equal(a.received, decoded(CODES["b"]))
+    assert torch.equal(b.received, decoded(CODES["a"]))
+    assert (a.clip, a.length, a.offence, a.excluded) == (1.0, 7.0, "", False)
     assert (a.bytes_sent, a.bytes_received) == (b.bytes_received, b.bytes_sent)
 
 
@@ -126,7 +151,17 @@ def test_numbers_that_are_not_finite_are_refused_and_named_on_both_sides() -> No
     assert "not finite" in a.reason
     assert "refused by partner" in a.reason
     assert "refused by this peer" in b.reason
-    assert a.codes is None
+    assert a.received is None
+    assert (a.offence, b.offence) == ("", b.reason)
+
+
+@pytest.mark.parametrize("clips", [(0.5, 1.0), (1.0, 0.5), (0.75, 0.5)])
+def test_both_sides_mix_with_the_smaller_clip_factor(clips: tuple[float, float]) -> None:
+    async def scene(pair: Pair) -> tuple[EdgeOutcome, ...]:
+        await pair.serve()
+        return await both(pair, clips=clips)
+
+    assert [outcome.clip for outcome in play(scene)] == [0.5, 0.5]
 
 
 def test_a_partner_that_never_comes_times_out() -> None:
@@ -174,7 +209,7 @@ def test_a_partner_that_dies_in_mid_transfer_is_lost(after_bytes: int) -> None:
 
     [outcome] = play(scene)
     assert outcome.kind is EdgeKind.LOST
-    assert outcome.codes is None
+    assert outcome.received is None
 
 
 def test_a_silent_partner_is_given_up_at_the_deadline() -> None:
@@ -262,6 +297,86 @@ def test_strangers_are_refused_and_told_of_once(own: Hello, words: str) -> None:
         assert f"refused by partner: expected {words}" in outcome.reason
     [notice] = notices
     assert f"a stream from a was refused by this peer: expected {words}" in notice
+
+
+# Partners that are left out
+
+
+def declined(peer: str, partner: str, dial: Callable[[], Awaitable[Stream]] | None) -> Any:
+    exchange = Exchange(hello=hello(peer), partner=partner, dialer=peer == "a")
+    return decline_edge(partner=partner, dial=dial, exchange=exchange, reason="left out")
+
+
+def check_declined(here: EdgeOutcome, there: EdgeOutcome) -> None:
+    assert (here.kind, here.excluded) == (EdgeKind.REFUSED, True)
+    assert here.reason == "refused by this peer: left out"
+    assert (there.kind, there.excluded) == (EdgeKind.REFUSED, False)
+    assert there.reason == "refused by partner: left out"
+    assert there.offence == ""
+    assert there.elapsed_s < 1.0
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_one_that_waits_for_a_dialer_that_leaves_it_out_is_told(early: bool) -> None:
+    async def scene(pair: Pair) -> tuple[EdgeOutcome, ...]:
+        await pair.serve(partners=(), round=4)
+        a = await declined("a", "b", lambda: pair.a.open_stream("b", PROTOCOL, deadline_s=1.0))
+        await asyncio.sleep(5.0 if early else 0.0)
+        pair.inbox.open_round(5, ["a"])
+        return a, await edge_of("b", "a", pair.claim)
+
+    check_declined(*play(scene))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_dialer_that_is_left_out_is_refused(early: bool) -> None:
+    async def scene(pair: Pair) -> tuple[EdgeOutcome, ...]:
+        pair.left_out_at_b = "left out"
+        await pair.serve(partners=(), round=3 if early else 5)
+        return await declined("b", "a", None), await edge_of("a", "b", pair.dial)
+
+    check_declined(*play(scene))
+
+
+def test_a_stream_that_waits_when_its_peer_is_left_out_is_refused() -> None:
+    async def scene(pair: Pair) -> tuple[EdgeOutcome, ...]:
+        await pair.serve(partners=(), round=4)
+        async with asyncio.TaskGroup() as tasks:
+            a = tasks.create_task(edge_of("a", "b", pair.dial))
+            await asyncio.sleep(0.5)
+            pair.left_out_at_b = "left out"
+            pair.inbox.open_round(5, ())
+        return await declined("b", "a", None), a.result()
+
+    check_declined(*play(scene))
+
+
+@pytest.mark.parametrize("how", ["unreachable", "silent", "gone"])
+def test_telling_a_partner_that_cannot_hear_takes_two_seconds_at_most(how: str) -> None:
+    async def scene(pair: Pair) -> tuple[EdgeOutcome, ...]:
+        class Gone:
+            peer_id = "b"
+
+            async def write(self, data: BytesLike) -> None:
+                raise ConnectionError
+
+            async def aclose(self) -> None:
+                return
+
+        async def dial() -> Any:
+            if how == "unreachable":
+                raise PeerUnreachableError("nobody there")
+            if how == "silent":
+                await asyncio.Event().wait()
+            return Gone()
+
+        began_s = asyncio.get_running_loop().time()
+        outcome = await declined("a", "b", dial)
+        assert asyncio.get_running_loop().time() - began_s <= FLUSH_S
+        return (outcome,)
+
+    [outcome] = play(scene)
+    assert (outcome.kind, outcome.excluded) == (EdgeKind.REFUSED, True)
 
 
 def test_noise_instead_of_a_hello_is_dropped() -> None:

@@ -6,7 +6,6 @@ import asyncio
 
 import msgspec
 import pytest
-import torch
 
 from gasloc_p2p.core.assembly import CHUNK_BYTES, FIRST_BLOCK_S, MIN_BLOCK_S, Chunks, root_of
 from gasloc_p2p.core.substrate import Network, Stream
@@ -17,7 +16,6 @@ from gasloc_p2p.node.state import (
     BUSY_PAUSE_S,
     OUTAGE_PAUSE_S,
     REDIAL_PAUSE_S,
-    WITNESS_DEADLINE_S,
     State,
 )
 from gasloc_p2p.simulate.network import Hub
@@ -26,11 +24,9 @@ from tests.node.transfers import (
     REQUEST,
     STATE_BYTES,
     Faults,
-    Outcome,
     Raw,
     Server,
     Wired,
-    Witness,
     ask,
     donor,
     fetch,
@@ -283,110 +279,3 @@ def test_a_joiner_does_not_wait_for_its_turn_for_ever() -> None:
     assert outcome.error is not None
     assert outcome.error.why == f"{outcome.names[0]}: refused: busy"
     assert outcome.ended_s == pytest.approx(BUSY_PATIENCE_S, abs=2 * BUSY_PAUSE_S)
-
-
-# Outliers.
-
-
-def unlike(reason: str, outcome: Outcome) -> bool:
-    """Whether the first donor was refused for this reason and the second one's state taken."""
-    if outcome.state is None or outcome.state.donor != outcome.names[1]:
-        return False
-    return any(
-        remark.startswith(f"{outcome.names[0]} handed over no parameters: ") and reason in remark
-        for remark in outcome.state.remarks
-    )
-
-
-@pytest.mark.parametrize("scale", [0.0, 0.3, 3.5, 1e6])
-def test_scaled_parameters_are_refused_where_two_witnesses_disagree(scale: float) -> None:
-    outcome = fetch(
-        donor(state(0, theta_scale=scale, round=7)),
-        donor(OTHER),
-        Witness(summary=summary_of(STATE)),
-    )
-    assert unlike("2 of 2 other peers have different ones: parameter tensor 0", outcome)
-
-
-def test_a_scaled_memory_is_refused() -> None:
-    lie = State(theta=STATE.theta, memory=6 * STATE.memory, round=7)
-    outcome = fetch(donor(lie), donor(OTHER), donor(STATE))
-    assert unlike("outer memory of tensor 0 has norm", outcome)
-
-
-def test_parameters_of_a_worse_loss_are_refused() -> None:
-    lie = State(theta=-STATE.theta, memory=STATE.memory, round=7)
-
-    def judge(theta: torch.Tensor) -> float:
-        return 9.0 if torch.equal(theta, lie.theta) else 2.2
-
-    honest = [donor(OTHER, val_loss=2.0), donor(STATE, val_loss=2.0)]
-    outcome = fetch(donor(lie), *honest, judge=judge)
-    assert unlike("the validation loss is 9, not 2", outcome)
-    # Nothing can be said of the loss where nobody tells one, or nothing is there to find one.
-    assert fetch(donor(lie), donor(OTHER), donor(STATE), judge=judge).state is not None
-    blind = fetch(donor(lie), *honest).state
-    assert blind is not None
-    assert same_bits(blind, lie)
-
-
-def test_honest_peers_agree_and_nothing_is_said() -> None:
-    outcome = fetch(*[donor(state(seed), val_loss=2.0) for seed in range(4)], judge=lambda _: 2.1)
-    assert outcome.state is not None
-    assert outcome.state.donor == outcome.names[0]
-    assert outcome.state.remarks == ()
-
-
-def test_a_lying_witness_is_outvoted_and_named() -> None:
-    liar = Witness(summary=summary_of(state(0, theta_scale=9.0, round=7)))
-    outcome = fetch(donor(STATE), donor(OTHER), liar, donor(state(2)))
-    assert outcome.state is not None
-    assert same_bits(outcome.state, STATE)
-    [remark] = outcome.state.remarks
-    assert remark.startswith(f"{outcome.names[0]} handed over parameters unlike {outcome.names[2]}")
-
-
-def test_one_witness_alone_refuses_nothing() -> None:
-    outcome = fetch(donor(state(0, theta_scale=9.0, round=7)), donor(STATE))
-    assert outcome.state is not None
-    assert outcome.state.donor == outcome.names[0]
-    different, alone = outcome.state.remarks
-    assert different.startswith(f"{outcome.names[0]} handed over parameters unlike")
-    assert alone == (
-        f"the parameters from {outcome.names[0]} could not be compared: "
-        "only one other peer told its own"
-    )
-
-
-@pytest.mark.parametrize(
-    "useless",
-    [
-        None,
-        Witness(summary=b""),
-        Witness(summary=b"\xff\xff\xff\xff"),
-        Witness(summary=pack_message(OFFER)),
-        Witness(summary=pack_message(Refusal(reason="no"))),
-        Witness(summary=msgspec.structs.replace(summary_of(OTHER), theta_norms=(9.0,))),
-        Witness(summary=msgspec.structs.replace(summary_of(OTHER), val_loss=float("nan"))),
-        Witness(
-            summary=summary_of(state(0, theta_scale=9.0, round=7)), delay_s=WITNESS_DEADLINE_S + 1
-        ),
-        donor(STATE, request=msgspec.structs.replace(REQUEST, run_digest=b"")),
-    ],
-)
-def test_a_witness_without_a_sound_summary_does_not_count(useless: Server | None) -> None:
-    outcome = fetch(donor(STATE), useless, useless)
-    assert outcome.state is not None
-    [remark] = outcome.state.remarks
-    assert remark.endswith("could not be compared: no other peer told its own")
-    assert outcome.ended_s <= WITNESS_DEADLINE_S
-
-
-def test_at_most_three_witnesses_are_asked_and_none_that_failed() -> None:
-    failed = Raw(data=b"")
-    witnesses = [Wired(donor=donor(state(seed))) for seed in range(5)]
-    outcome = fetch(failed, donor(STATE), *witnesses)
-    assert outcome.state is not None
-    assert failed.served == ATTEMPTS
-    # The first two for each of the donors, which are witnesses for each other too.
-    assert [len(witness.sent) for witness in witnesses] == [2, 2, 1, 0, 0]

@@ -14,13 +14,17 @@ from gasloc_p2p.core.errors import StateError
 from gasloc_p2p.core.outlier import Parts, summarise
 from gasloc_p2p.core.substrate import Network, Stream
 from gasloc_p2p.core.transfer import (
+    MAX_HEAD_BYTES,
     STATE_PROTOCOL,
+    Offer,
     Refusal,
+    Request,
     StateRequest,
     Summary,
     SummaryRequest,
     donor_order,
     pack_message,
+    unpack_answer,
     unpack_request,
 )
 from gasloc_p2p.core.types import BytesLike
@@ -37,6 +41,7 @@ PARTS = (60_000, 21_920)
 ELEMENTS = sum(PARTS)
 STATE_BYTES = 8 * ELEMENTS
 REQUEST = StateRequest(run_digest=b"run", schema_digest=b"schema")
+SUMMARY_REQUEST = SummaryRequest(run_digest=b"run", schema_digest=b"schema")
 COMPUTE = InlineCompute(step_s=0.0)
 
 
@@ -258,3 +263,39 @@ def fetch(
         return Outcome(state=fetched, error=error, ended_s=ended_s, names=names)
 
     return in_a_swarm(donors, scenario, links=links, partitions=partitions, joiner_link=joiner_link)
+
+
+class Joiners:
+    """Anybody who dials the one donor."""
+
+    def __init__(self, hub: Hub, donor_id: str) -> None:
+        self._hub = hub
+        self._donor_id = donor_id
+        self._networks: dict[str, Network] = {}
+
+    def network(self, name: str) -> Network:
+        if name not in self._networks:
+            self._networks[name] = self._hub.network(name, bytes)
+        return self._networks[name]
+
+    async def dial(self, name: str, data: bytes = b"") -> Stream:
+        stream = await self.network(name).open_stream(
+            self._donor_id, STATE_PROTOCOL, deadline_s=5.0
+        )
+        if data:
+            await stream.write(data)
+        return stream
+
+    async def asks(self, name: str, request: Request = REQUEST) -> tuple[Stream, Offer | Summary]:
+        stream = await self.dial(name, pack_message(request))
+        return stream, unpack_answer(await read_message(stream, limit_bytes=MAX_HEAD_BYTES))
+
+    async def fetches(self, name: str) -> State:
+        return await ask(self.network(name), [self._donor_id])
+
+
+def with_joiners(server: Server, scenario: Callable[[Joiners], Awaitable[T]]) -> T:
+    async def run(_: Network, names: list[str], hub: Hub) -> T:
+        return await scenario(Joiners(hub, names[0]))
+
+    return in_a_swarm([server], run)

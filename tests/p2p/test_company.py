@@ -6,11 +6,13 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.errors import ConfigError, DaemonError
 from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.net import watch
 from gasloc_p2p.net.addresses import is_dialable, with_same_ports
 from gasloc_p2p.net.company import CHECK_PERIOD_S, LOST_PER_CHECK, Company
 from gasloc_p2p.net.contacts import (
@@ -23,6 +25,7 @@ from gasloc_p2p.net.contacts import (
 )
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.neighbours import Neighbours
+from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.solitude import LONGEST_PAUSE_S, REMIND_PERIOD_S, Backoff, Solitude
 
 PEERS = [Identity.derived(0, index).peer_id for index in range(40)]
@@ -317,3 +320,30 @@ async def test_meetings_happen_at_once() -> None:
     looking, _ = company(PEERS[:3])
     async with asyncio.timeout(5):
         await looking.check(Slow())
+
+
+class Moving:
+    """A machine whose addresses change while it is looked at; None is a p2pd that is silent."""
+
+    def __init__(self, *stations: Sequence[str] | None) -> None:
+        self.left = list(stations)
+
+    async def addresses(self) -> tuple[str, ...]:
+        here = self.left.pop(0)
+        if here is None:
+            raise DaemonError("silent")
+        return tuple(f"/ip4/{host}/tcp/4001/p2p/{OWN}" for host in here)
+
+
+async def test_a_move_is_noticed_once_none_of_the_old_addresses_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "PROBE_PERIOD_S", 0.0)
+    home = ("127.0.0.1", "192.0.2.1")
+    machine = Moving(
+        *(home, (*home, "192.0.2.2"), ("192.0.2.2",), None, ("127.0.0.1",), ("192.0.2.2",)),
+        ("127.0.0.1", "192.0.2.3"),
+    )
+    said = await watch._until_moved(cast("Libp2pNetwork", machine))
+    assert said == "this machine's address has changed"
+    assert machine.left == []

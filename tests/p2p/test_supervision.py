@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import psutil
 import pytest
@@ -22,8 +23,10 @@ from gasloc_p2p.net import contacts as contacts_module
 from gasloc_p2p.net import daemon as daemon_module
 from gasloc_p2p.net import solitude as solitude_module
 from gasloc_p2p.net import supervised as supervised_module
+from gasloc_p2p.net import watch as watch_module
 from gasloc_p2p.net.contacts import CONTACTS_FILE
 from gasloc_p2p.net.identity import Identity
+from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.net.supervised import SupervisedNetwork
 from tests.p2p.real import stop_process
@@ -31,6 +34,7 @@ from tests.p2p.real import stop_process
 pytestmark = pytest.mark.p2p
 
 MakeRecord: TypeAlias = Callable[..., bytes]
+LOOPBACK = NetConfig(listen=("/ip4/127.0.0.1/tcp/0",))
 PROTOCOL = "gasloc/test/1"
 WAIT_S = 20.0
 BACK = "back on the network as"
@@ -122,6 +126,11 @@ def p2pds() -> set[int]:
     return {child.pid for child in psutil.Process().children() if child.name() == "p2pd"}
 
 
+def routing_table(node: Watched) -> Any:
+    assert node.network._current is not None
+    return node.network._current.neighbours._parts.dht.protocol.routing_table
+
+
 def listen_of(address: str) -> str:
     return address.rpartition("/p2p/")[0]
 
@@ -136,6 +145,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solitude_module, "FIRST_PAUSE_S", 0.1)
     monkeypatch.setattr(solitude_module, "LONGEST_PAUSE_S", 0.3)
     monkeypatch.setattr(supervised_module, "STEADY_S", 0.0)
+
+
+@pytest.fixture
+async def written(monkeypatch: pytest.MonkeyPatch) -> Said:
+    """What stands in the file of contacts, each time that it is written."""
+    contents, loop, write = Said(), asyncio.get_running_loop(), contacts_module._write
+
+    def write_and_tell(path: Path, contacts: Mapping[str, Sequence[str]]) -> None:
+        write(path, contacts)
+        loop.call_soon_threadsafe(contents, path.read_text())
+
+    monkeypatch.setattr(contacts_module, "_write", write_and_tell)
+    return contents
 
 
 async def test_a_killed_p2pd_is_replaced_and_streams_go_both_ways_again() -> None:
@@ -161,9 +183,13 @@ async def test_a_killed_p2pd_is_replaced_and_streams_go_both_ways_again() -> Non
         assert await node.network.addresses() == addresses
         await talk(node.network, first.network)
         await talk(first.network, node.network)
+        # It is the same node in the DHT too, and not a second one.
+        assert len(routing_table(first).uid_to_peer_id) == 1
 
 
-async def test_a_request_under_way_ends_with_p2pd(make_record: MakeRecord) -> None:
+async def test_a_request_under_way_ends_with_p2pd_and_nothing_complains(
+    make_record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
     async with watched_nodes() as start:
         node = await start(0, await (await start(1)).network.addresses())
         async with asyncio.TaskGroup() as tasks:
@@ -171,16 +197,33 @@ async def test_a_request_under_way_ends_with_p2pd(make_record: MakeRecord) -> No
             publishing = tasks.create_task(
                 node.network.publish_record(make_record(Identity.derived(0, 0)), deadline_s=600.0)
             )
-            await asyncio.sleep(0)
+            # Long enough for the request to lie in the socket, which p2pd never reads.
+            assert not (await asyncio.wait({publishing}, timeout=0.3))[0]
             node.kill_p2pd()
             await node.said.until(BACK)
             async with asyncio.timeout(WAIT_S):
                 assert not await publishing
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+async def test_a_p2pd_that_drops_its_connections_is_not_complained_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = await Libp2pNetwork.create(Identity.derived(0, 0), LOOPBACK)
+    stop_process(network.daemon.pid)
+    assert not await network.is_well(deadline_s=0.3)
+    network.daemon.kill()
+    await network.daemon.exited()
+    await network.aclose()
+    del network
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 async def test_a_silent_p2pd_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised_module, "PROBE_PERIOD_S", 0.1)
-    monkeypatch.setattr(supervised_module, "PROBE_DEADLINE_S", 0.7)
+    monkeypatch.setattr(watch_module, "PROBE_PERIOD_S", 0.1)
+    monkeypatch.setattr(watch_module, "PROBE_DEADLINE_S", 0.7)
     async with watched_nodes() as start:
         first = await start(0)
         node = await start(1, await first.network.addresses())
@@ -248,9 +291,7 @@ async def test_a_p2pd_that_cannot_be_started_ends_supervision(
 ) -> None:
     monkeypatch.setattr(supervised_module, "REBUILD_LIMIT_S", 0.5)
     said = Said()
-    network = await SupervisedNetwork.create(
-        Identity.derived(0, 0), NetConfig(listen=("/ip4/127.0.0.1/tcp/0",)), warn=said
-    )
+    network = await SupervisedNetwork.create(Identity.derived(0, 0), LOOPBACK, warn=said)
     assert network.daemon is not None
     os.kill(network.daemon.pid, signal.SIGKILL)
     monkeypatch.setattr(daemon_module, "_binary", lambda: Path("/nonexistent/p2pd"))
@@ -282,16 +323,15 @@ async def test_closing_ends_supervision_at_once(moment: str) -> None:
 
 
 async def test_a_dead_bootstrap_is_got_around_and_used_again(
-    tmp_path: Path, make_record: MakeRecord
+    tmp_path: Path, make_record: MakeRecord, written: Said
 ) -> None:
     async with watched_nodes() as start:
         bootstrap = await start(0)
         entry = await bootstrap.network.addresses()
         first = await start(1, entry)
         earlier = await start(2, entry, home=tmp_path)
-        await talk(first.network, earlier.network)
+        await written.until(first.network.peer_id)
         await earlier.network.aclose()
-        assert first.network.peer_id in (tmp_path / CONTACTS_FILE).read_text()
         signed = make_record(Identity.derived(0, 1))
         assert await first.network.publish_record(signed, deadline_s=5.0)
         await bootstrap.network.aclose()
@@ -348,21 +388,13 @@ async def test_a_lone_node_says_so_and_finds_the_swarm_when_it_is_back() -> None
 
 
 async def test_a_founder_finds_its_swarm_again_by_itself(
-    tmp_path: Path, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_record: MakeRecord, written: Said
 ) -> None:
-    remembered, loop, write = asyncio.Event(), asyncio.get_running_loop(), contacts_module._write
-
-    def write_and_tell(path: Path, contacts: Mapping[str, Sequence[str]]) -> None:
-        write(path, contacts)
-        loop.call_soon_threadsafe(remembered.set)
-
-    monkeypatch.setattr(contacts_module, "_write", write_and_tell)
     async with watched_nodes() as start:
         founder = await start(0, home=tmp_path)
         joiner = await start(1, await founder.network.addresses())
         signed = make_record(Identity.derived(0, 1))
-        async with asyncio.timeout(WAIT_S):
-            await remembered.wait()
+        await written.until(joiner.network.peer_id)
         await founder.network.aclose()
         await joiner.network.publish_record(signed, deadline_s=5.0)
         founder = await start(0, home=tmp_path)

@@ -50,9 +50,7 @@ def run_and_report(folder: Path, command: str, *arguments: str) -> tuple[SwarmRe
     return msgspec.json.decode(file.read_bytes(), type=SwarmReport), result.stdout
 
 
-@pytest.mark.parametrize(
-    ("peers", "topology"), [(4, "pairs"), (3, "pairs"), (5, "ring"), (3, "complete"), (1, "pairs")]
-)
+@pytest.mark.parametrize(("peers", "topology"), [(4, "pairs"), (5, "ring"), (3, "complete")])
 def test_a_real_swarm_equals_a_simulated_one_bit_for_bit(
     peers: int, topology: str, tmp_path: Path
 ) -> None:
@@ -142,12 +140,12 @@ def test_the_demonstration_learns_and_learns_better_together(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-async def test_twenty_simultaneous_starts_of_four_peers_make_one_swarm_each(
+@pytest.mark.timeout(3600)
+async def test_fifty_simultaneous_starts_of_four_peers_make_one_swarm_each(
     tmp_path: Path,
 ) -> None:
     shared = ("run.id=together", "run.initial_peers=4", "run.rounds=2", "pace.edge_floor_s=20")
-    for attempt in range(20):
+    for attempt in range(50):
         folder = tmp_path / str(attempt)
         folder.mkdir()
         async with real_swarm(folder) as swarm:

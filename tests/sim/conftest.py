@@ -10,7 +10,7 @@ import torch
 
 from gasloc_p2p.config import Config, assignment_layer, load
 from gasloc_p2p.core.manifest import Manifest
-from gasloc_p2p.core.substrate import Compute
+from gasloc_p2p.core.substrate import Clock, Compute
 from gasloc_p2p.node.checkpoint import CheckpointStore
 from gasloc_p2p.simulate.network import Hub
 from gasloc_p2p.simulate.swarm import learner_of
@@ -50,6 +50,7 @@ class SimulatedPeer(testing_peer.SimulatedPeer):
         *,
         manifest: Manifest | None = None,
         compute: Compute | None = None,
+        clock: Clock | None = None,
         home: Path | None = None,
     ) -> None:
         super().__init__(
@@ -59,6 +60,7 @@ class SimulatedPeer(testing_peer.SimulatedPeer):
             models=lambda peer_id: learner_of(config, peer_id=peer_id, corpus=corpus()),
             manifest=manifest,
             compute=compute,
+            clock=clock,
             checkpoints=CheckpointStore(home, keep=config.checkpoint.keep) if home else None,
         )
 

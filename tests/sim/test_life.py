@@ -11,9 +11,10 @@ from gasloc_p2p.core.errors import IdentityError
 from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.core.topology import build_graph
 from gasloc_p2p.net.identity import Identity
-from gasloc_p2p.node.events import Left, RoundFinished, RoundStarted, Waiting
+from gasloc_p2p.node.events import Left, Notice, RoundFinished, RoundStarted, Waiting
 from gasloc_p2p.simulate.clock import InlineCompute
 from gasloc_p2p.simulate.network import Hub
+from gasloc_p2p.testing.clock import ShiftedClock
 from tests.sim.conftest import SimulatedPeer, in_virtual_time, quick_config
 
 T = TypeVar("T")
@@ -242,3 +243,21 @@ def test_an_identity_may_come_back_after_a_restart() -> None:
     assert left.finished
     for peer in others:
         assert peer.peers_by_round()[18] == 3
+
+
+def test_a_clock_that_is_behind_is_named_where_it_is() -> None:
+    config = quick_config("run.initial_peers=4", *PACES["steps"])
+
+    async def main() -> list[SimulatedPeer]:
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            peers = [SimulatedPeer(network, config, index) for index in range(3)]
+            peers.append(SimulatedPeer(network, config, 3, clock=ShiftedClock(ahead_s=-7.0)))
+            for peer in peers:
+                tasks.create_task(peer.run())
+        return peers
+
+    *right, slow = in_virtual_time(main)
+    texts = [event.text for event in slow.of(Notice)]
+    assert any("this machine's clock is about 7 s behind those of" in text for text in texts)
+    assert all("clock" not in event.text for peer in right for event in peer.of(Notice))
+    assert all(set(kinds) == {"applied"} for kinds in slow.edges_by_round().values())

@@ -11,6 +11,7 @@ from gasloc_p2p.studies.local_steps import LocalSteps
 from gasloc_p2p.studies.measure import run_cell
 from gasloc_p2p.studies.multi_step import MultiStep
 from gasloc_p2p.studies.outer_sensitivity import OuterSensitivity
+from gasloc_p2p.studies.poison import PoisonStudy
 from gasloc_p2p.studies.single_step import SingleStep
 from gasloc_p2p.studies.study import Setup, Study
 from gasloc_p2p.studies.topology import PLAIN, TopologyStudy
@@ -42,6 +43,7 @@ STUDIES: dict[str, tuple[Study, dict[str, Any]]] = {
         ),
         {},
     ),
+    "poison": (PoisonStudy(peers=(3,), attacks=("random", "stale")), SHORT),
 }
 
 

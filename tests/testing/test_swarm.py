@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from functools import cache
 import pytest
 
 from gasloc_p2p.config import Config
+from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.events import Notice, RoundFinished, RoundStarted
 from gasloc_p2p.simulate.clock import LivelockError
@@ -89,7 +91,7 @@ def test_wire_faults_end_one_edge(fault: Fault, own: str, partners_own: str) -> 
     assert (edge(trace, 1, 5), edge(trace, other, 5)) == (own, partners_own)
     assert [disturbance.what for disturbance in trace.disturbances] == [str(fault)]
     counts = Counter(kind for kinds in trace.edges().values() for kind in kinds.elements())
-    assert counts["applied"] == PEERS * (16 + 5) - [own, partners_own].count(own)
+    assert counts[EdgeKind.APPLIED] == PEERS * (16 + 5) - [own, partners_own].count(own)
 
 
 def test_a_killed_peer_says_nothing_and_comes_back_with_its_checkpoint() -> None:
@@ -163,8 +165,7 @@ def test_a_run_is_the_same_every_time_and_in_any_process() -> None:
     assert trace.digest != VirtualSwarm(other.config(), peers=6, plan=other.plan).run().digest
     for hash_seed in ("1", "2"):
         printed = subprocess.run(
-            [sys.executable, "-m", "gasloc_p2p.testing", "chaos", "--seed", "11"]
-            + ["--peers", "6", "--rounds", "20"],
+            [sys.executable, *shlex.split(case.command)[1:]],
             capture_output=True,
             text=True,
             env=os.environ | {"PYTHONHASHSEED": hash_seed},
