@@ -146,12 +146,12 @@ class Guard:
     def accept(self, length: float) -> None:
         """Remember the difference of an edge that was mixed in a training round.
 
-        It counts as at most the limit, so that a few long ones hardly matter, and the limit still
-        follows when all differences become longer. Those of closing rounds are not remembered:
-        without local steps peers come together, and what is usual then is not usual in training.
+        It counts as it was clipped here: far ones change nothing, and the limit still follows when
+        all differences become longer. Those of closing rounds are not remembered: without local
+        steps peers come together, and what is usual then is not usual in training.
         """
         if length > 0:
-            self._lengths.append(min(length, self._limit))
+            self._lengths.append(length * self.factor(length))
 
     def note(self, peer: PeerId, round: int, *, offence: bool, far: bool = False) -> int:
         """Remember what the latest edge with `peer` was like.

@@ -188,9 +188,11 @@ class Node:
 
     async def _remember(self, *, always: bool = False) -> None:
         """Take down the state at the start of a round, which leaving keeps, and save it if due."""
+        peer = self._peer
+        peer.model_state = await peer.compute.run(peer.learner.state)
         if self._saver is None:
             return
-        self._latest = await self._peer.checkpoint(
+        self._latest = peer.checkpoint(
             self._round,
             run_id=self._manifest.run_id,
             reports=self._reports,

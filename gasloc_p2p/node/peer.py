@@ -252,7 +252,7 @@ class Peer:
                 self._reached.add(partner)
                 missed = 0
 
-    async def checkpoint(
+    def checkpoint(
         self,
         t: int,
         *,
@@ -260,7 +260,7 @@ class Peer:
         reports: Sequence[RoundReport],
         trained: tuple[Tensor, float] | None,
     ) -> Checkpoint:
-        """Return everything that this peer needs to go on from the start of round t.
+        """Return everything that this peer needs to go on from the start of round t, its next.
 
         Args:
             t: the round.
@@ -268,7 +268,6 @@ class Peer:
             reports: the rounds so far.
             trained: parameters after the last training round and their validation loss.
         """
-        self.model_state = await self.compute.run(self.learner.state)
         trained_theta, trained_val_loss = trained or (None, None)
         return Checkpoint(
             progress=Progress(

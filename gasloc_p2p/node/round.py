@@ -42,7 +42,6 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
     peer.observe(RoundStarted(round=t, closing=closing, partners=partners, peers=len(roster.peers)))
 
     # H_i inner AdamW steps: theta_i -> theta_i^H.
-    peer.model_state = await peer.compute.run(peer.learner.state)
     train_began_s = now_s()
     losses = [] if closing else await _local_steps(peer, t)
 

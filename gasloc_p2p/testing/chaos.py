@@ -41,9 +41,9 @@ SETTINGS: Final = (
 )
 """Of every case: a round takes a second, and a partner that hangs is given up after a few.
 
-At momentum .9 the mean square of what sets peers apart shrinks by a tenth a round even if nothing
-goes wrong (docs/design.md section 2), at .7 by more than a quarter; so ten rounds are enough to tell
-a swarm that recovers from one that does not.
+At momentum .9 the mean square of what sets peers apart shrinks by less than a tenth a round, at .7
+by more than a quarter (docs/design.md section 2): enough for ten rounds to tell a swarm that comes
+together again from one that does not.
 """
 
 MODEL_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

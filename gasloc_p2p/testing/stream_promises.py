@@ -101,7 +101,7 @@ async def _a_writer_waits_for_a_slow_reader(trial: Trial) -> None:
 
     async def push() -> None:
         nonlocal written
-        while not enough.is_set():
+        while written < trial.buffered_bytes and not enough.is_set():
             await stream.write(bytes(PIECE_BYTES))
             written += PIECE_BYTES
         await stream.aclose()
@@ -129,7 +129,7 @@ async def _a_blocked_writer_is_woken_by_its_own_close(trial: Trial) -> None:
 
     async def push() -> None:
         nonlocal written
-        while True:
+        while written < trial.buffered_bytes:
             await stream.write(bytes(PIECE_BYTES))
             written += PIECE_BYTES
 

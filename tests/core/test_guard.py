@@ -110,7 +110,7 @@ def test_a_founder_knows_by_its_own_motion_how_far_apart_peers_can_be() -> None:
     assert guard.ratio(3.0) == 1.0
     guard.accept(0.5)
     guard.open_round(2, motion=3.0)
-    assert guard.ratio(3.0) == pytest.approx(3.0 / ((2.0 * CLIP_RATIO + 0.5) / 2))
+    assert guard.ratio(3.0) == pytest.approx(3.0 / ((2.0 + 0.5) / 2))
 
 
 def test_what_is_usual_does_not_change_within_a_round() -> None:
@@ -135,7 +135,7 @@ def test_a_minority_of_liars_hardly_moves_the_limit() -> None:
     guard = taught(*[1.0] * 8)
     for round in range(10, 60):
         guard.open_round(round, motion=0.0)
-        for length in (1.0, 1.1, 1e6):
+        for length in (1.0, 1.1, 7.0, 1e6, 1.0):
             guard.accept(length)
     guard.open_round(60, motion=0.0)
     assert guard.ratio(1.0) >= 1 / 1.1
@@ -145,9 +145,18 @@ def test_the_limit_follows_when_all_differences_grow() -> None:
     guard = taught(*[1.0] * HISTORY_EDGES)
     for round in range(10, 10 + 2 * HISTORY_EDGES):
         guard.open_round(round, motion=0.0)
-        guard.accept(20.0)
+        guard.accept(9.0)
     guard.open_round(100, motion=0.0)
+    assert guard.factor(9.0) == 1.0
     assert guard.factor(20.0) == 1.0
+
+
+def test_far_differences_move_nothing_not_even_at_the_very_beginning() -> None:
+    guard = Guard()
+    for round in range(6):
+        guard.open_round(round, motion=2.0)
+        guard.accept(1e3)
+    assert guard.ratio(2.0) == pytest.approx(1.0)
 
 
 # The mean
