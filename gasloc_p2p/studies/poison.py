@@ -172,6 +172,7 @@ def _verdicts(outcomes: Sequence[Outcome]) -> dict[str, Verdict]:
 def _draw(axes: Axes, title: str, outcomes: Sequence[Outcome]) -> None:
     from gasloc_p2p.studies.plot import draw_estimates
 
+    axes.set_yscale("log")
     attacks = distinct(outcomes, ATTACK)
     for index, (guard, label) in enumerate(((GUARDED, "with the guard"), (UNGUARDED, "without"))):
         values = [
@@ -184,7 +185,6 @@ def _draw(axes: Axes, title: str, outcomes: Sequence[Outcome]) -> None:
     baseline = estimate(list(_losses(outcomes, BASELINE).values()))
     if baseline is not None:
         axes.axhline(baseline.mean, color="#333333", linewidth=1.2, label="nobody attacks")
-    axes.set_yscale("log")
     axes.set_xticks(range(len(attacks)), [str(attack) for attack in attacks])
     axes.set_xlabel("what the attacker sends")
     axes.set_ylabel("validation loss of honest peers\n(nats per token, logarithmic)")

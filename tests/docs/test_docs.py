@@ -26,7 +26,7 @@ from gasloc_p2p.config import ENV_PREFIX, SHARED_SECTIONS, Config, environment_l
 from gasloc_p2p.core.errors import GaslocError
 from gasloc_p2p.core.stability import radius
 from gasloc_p2p.node.report import EdgeCounts, PeerReport
-from gasloc_p2p.report import CurvePoint, SwarmReport
+from gasloc_p2p.report import CurvePoint, FaultReport, SwarmReport
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gasloc_p2p"
@@ -89,7 +89,9 @@ def test_relative_links_resolve(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "struct"), list(enumerate([SwarmReport, PeerReport, EdgeCounts, CurvePoint])), ids=str
+    ("index", "struct"),
+    list(enumerate([SwarmReport, PeerReport, EdgeCounts, CurvePoint, FaultReport])),
+    ids=str,
 )
 def test_report_fields(index: int, struct: type[msgspec.Struct]) -> None:
     rows = tables((DOCS / "report.md").read_text())[index]

@@ -9,7 +9,9 @@ import pytest
 
 from tests.docs.test_docs import DOCS, ROOT, tables
 
-ROWS = [row for table in tables((DOCS / "reliability.md").read_text()) for row in table if "#" in row]
+ROWS = [
+    row for table in tables((DOCS / "reliability.md").read_text()) for row in table if "#" in row
+]
 
 
 def test_the_table_is_in_order() -> None:

@@ -13,7 +13,7 @@ from gasloc_p2p.core.errors import BootstrapUnreachableError, ManifestError
 from gasloc_p2p.core.exchange import Exchange, Finished
 from gasloc_p2p.core.manifest import Invite, parse_invite
 from gasloc_p2p.core.types import EdgeKind
-from gasloc_p2p.core.wire import Hello
+from gasloc_p2p.core.wire import PROTOCOL_VERSION, Hello
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
@@ -29,8 +29,8 @@ DEADLINE_S = 20.0
 
 def hello_of(peer_id: str, *, run_digest: bytes = bytes(32)) -> Hello:
     return Hello(
-        protocol_min=1,
-        protocol_max=1,
+        protocol_min=PROTOCOL_VERSION,
+        protocol_max=PROTOCOL_VERSION,
         peer_id=peer_id,
         run_digest=run_digest,
         schema_digest=bytes(32),

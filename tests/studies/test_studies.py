@@ -16,6 +16,7 @@ from gasloc_p2p.studies.format import markdown
 from gasloc_p2p.studies.multi_step import MultiStep
 from gasloc_p2p.studies.outer_sensitivity import OuterSensitivity
 from gasloc_p2p.studies.plot import png, svg
+from gasloc_p2p.studies.poison import PoisonStudy
 from gasloc_p2p.studies.single_step import OUTER, SingleStep, best_choice
 from gasloc_p2p.studies.study import Setup, Study, Variant, cell_config, parse_also
 from gasloc_p2p.studies.topology import TopologyStudy, expected_contraction
@@ -197,6 +198,16 @@ def test_a_loss_that_is_no_number_counts_as_diverged() -> None:
     assert not result(4.9).diverged
 
 
+def test_without_an_attacker_the_guard_makes_no_difference() -> None:
+    study, outcomes = ran("poison")
+    (table,) = study.summary(outcomes).tables
+    rows = {row[:2]: row[2:] for row in table.rows}
+    assert list(rows) == [(a, g) for a in ("none", "random", "stale") for g in ("on", "off")]
+    assert rows["none", "on"][0] == rows["none", "off"][0]
+    assert rows["none", "off"][1] == "+0.00 ± 0.00 %"
+    assert rows["random", "on"][0] != rows["random", "off"][0]
+
+
 @pytest.mark.parametrize(
     ("topology", "peers", "expected"),
     [("pairs", 8, 0.4286), ("pairs", 32, 0.4839), ("ring", 16, 0.2889), ("ring", 32, 0.3118)],
@@ -255,6 +266,7 @@ def test_settings_win_over_defaults() -> None:
         (SingleStep(), "inner.lr", 0.1, "sets itself"),
         (STUDIES["local-steps"][0], "run.rounds", 3, "sets itself"),
         (OuterSensitivity(), "outer.momentum", 0.1, "sets itself"),
+        (PoisonStudy(), "gossip.guard", False, "sets itself"),
         (TopologyStudy(), "inner.lr", 0.1, "does not use"),
         (MultiStep(), "inner.lrr", 0.1, "unknown setting"),
     ],

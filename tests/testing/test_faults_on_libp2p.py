@@ -30,7 +30,7 @@ SETTINGS = (
     "run.initial_peers=2",
     "inner.local_steps=1",
     "node.validate_every_rounds=0",
-    "pace.edge_floor_s=1",
+    "pace.edge_floor_s=3",
 )
 
 
@@ -71,7 +71,7 @@ async def test_each_fault_ends_its_edge_and_no_other(networks: Sequence[Libp2pNe
     planned: list[WireFault] = [
         CorruptChunk(peer=0, round=2),
         DropAck(peer=0, round=4),
-        LieAboutSchema(peer=0, round=6),
+        LieAboutSchema(peer=0, round=7),
     ]
     struck: list[WireFault] = []
     faulty = FaultyNetwork(networks[0], planned, told=struck.append)
@@ -87,5 +87,6 @@ async def test_each_fault_ends_its_edge_and_no_other(networks: Sequence[Libp2pNe
     own, other = [task.result().edges for task in running]
     assert struck == planned
     assert (own.applied, own.corrupt, own.asymmetric, own.refused) == (5, 1, 1, 1)
-    # Whoever is dialled by a liar refuses the stream and goes on waiting for the partner.
+    # Whoever is dialled by a liar refuses the stream and goes on waiting for the partner, which is
+    # why the lie comes last.
     assert (other.applied, other.corrupt, other.refused + other.timed_out) == (6, 1, 1)
