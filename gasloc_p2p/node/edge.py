@@ -65,6 +65,18 @@ class Contact:
     early: bytes = b""
 
 
+class DeclinedError(Exception):
+    """There is no stream for an edge, and the partner is not waited for any longer.
+
+    Attributes:
+        ended: how the edge ends instead.
+    """
+
+    def __init__(self, ended: Finished) -> None:
+        super().__init__(ended.reason)
+        self.ended = ended
+
+
 async def run_edge(
     *,
     partner: PeerId,
@@ -77,7 +89,7 @@ async def run_edge(
 
     Args:
         partner: who it is with.
-        contact: dials the partner, or waits for it to dial.
+        contact: dials the partner, or waits for it to dial; may raise `DeclinedError`.
         exchange: fresh state machine of this edge.
         callbacks: what the exchange needs from the node.
         deadline_s: seconds after which the edge is given up.
@@ -93,7 +105,9 @@ async def run_edge(
     except TimeoutError:
         await pump.conclude(exchange.expire())
     except PeerUnreachableError as error:
-        pump.ended = Finished(kind=EdgeKind.LOST, reason=f"cannot be reached: {error}")
+        pump.ended = unreachable(error)
+    except DeclinedError as error:
+        pump.ended = error.ended
     finally:
         if pump.stream is not None:
             await pump.stream.aclose()
@@ -116,6 +130,37 @@ async def run_edge(
         elapsed_s=now_s - began_s,
         wait_s=(pump.met_s if pump.met_s is not None else now_s) - began_s,
     )
+
+
+def unreachable(error: PeerUnreachableError) -> Finished:
+    """Return the end of an edge to a partner that cannot be dialled."""
+    return Finished(kind=EdgeKind.LOST, reason=f"cannot be reached: {error}")
+
+
+async def knock(stream: Stream, exchange: Exchange, *, deadline_s: float) -> Finished | None:
+    """Show a partner that is to dial this peer the Hello of their edge, and close the stream.
+
+    Args:
+        stream: to the partner, whose inbox takes it for what it is.
+        exchange: fresh state machine that speaks first.
+        deadline_s: seconds to wait for an answer.
+
+    Returns:
+        How the partner refuses the edge; None when it does not.
+    """
+    try:
+        async with asyncio.timeout(deadline_s):
+            while (data := exchange.data_to_send()) is not None:
+                await stream.write(data)
+            while answer := await stream.read(READ_BYTES):
+                for event in exchange.receive(answer):
+                    if isinstance(event, Finished):
+                        return event
+    except (TimeoutError, ConnectionError):
+        return None
+    finally:
+        await stream.aclose()
+    return None
 
 
 async def decline_edge(

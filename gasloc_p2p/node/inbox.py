@@ -55,6 +55,9 @@ class Inbox:
             if refusal is not None:
                 await _say(stream, refusal)
                 return
+            if stream.peer_id > self._own_hello(hello.round).peer_id:
+                # The smaller id dials: this is a knock, and it is not refused.
+                return
             held = _Held(stream, early, hello)
             self._place(hello.round, stream.peer_id).set_result(held)
             self._holding += 1

@@ -110,6 +110,7 @@ class Node:
         self._round = 0
         self._begun = False
         self._latest: Checkpoint | None = None
+        self._offered_round = 0
         self._manifest_due_s = 0.0
         self._reports: list[RoundReport] = []
         self._trained: tuple[Tensor, float] | None = None
@@ -199,7 +200,8 @@ class Node:
             trained=self._trained,
         )
         every = self._config.checkpoint.every_rounds
-        if always or (every and self._round % every == 0):
+        if always or (every and self._round // every > self._offered_round // every):
+            self._offered_round = self._round
             self._saver.offer(self._latest)
 
     def _round_after(self, report: RoundReport) -> tuple[int, bool]:

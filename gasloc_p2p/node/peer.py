@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.codecs import codec_named
-from gasloc_p2p.core.exchange import Exchange
+from gasloc_p2p.core.exchange import Exchange, Finished
 from gasloc_p2p.core.guard import Guard
 from gasloc_p2p.core.outer import OuterRule, OuterState, outer_rule
 from gasloc_p2p.core.pace import Pace, RoundPhase, lr_at
@@ -29,7 +29,7 @@ from gasloc_p2p.core.substrate import (
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
 from gasloc_p2p.node.checkpoint import Checkpoint, Progress
-from gasloc_p2p.node.edge import FLUSH_S, Contact
+from gasloc_p2p.node.edge import FLUSH_S, Contact, DeclinedError, knock, unreachable
 from gasloc_p2p.node.events import Notice, Observer
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.node.membership import Membership
@@ -37,6 +37,7 @@ from gasloc_p2p.node.report import RoundReport
 
 KNOCK_PERIOD_S = 0.75
 KNOCK_DEADLINE_S = 5.0
+KNOCK_ANSWER_S = 2.0
 KNOCKS = 2
 """A dead partner is given up after this many failed knocks, less than 2 s after it is gone."""
 
@@ -210,26 +211,27 @@ class Peer:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _await_dial(self, t: int, partner: PeerId) -> Contact:
-        """Wait for the partner's stream, or until the partner is known to be gone.
+        """Wait for the partner's stream, or until it is known that none will come.
 
         Raises:
-            PeerUnreachableError: it could be reached earlier and cannot be any more.
+            DeclinedError: the partner could be reached earlier and cannot be any more, or it has
+                no such edge, or is in a later round.
         """
         async with asyncio.TaskGroup() as tasks:
             dialled = tasks.create_task(self.inbox.claim(t, partner))
-            gone = tasks.create_task(self._until_gone(partner))
+            gone = tasks.create_task(self._until_hopeless(t, partner))
             await asyncio.wait({dialled, gone}, return_when=asyncio.FIRST_COMPLETED)
             dialled.cancel()
             gone.cancel()
         if dialled.cancelled():
-            raise PeerUnreachableError(gone.result())
+            raise DeclinedError(gone.result())
         return dialled.result()
 
-    async def _until_gone(self, partner: PeerId) -> str:
-        """Knock now and then; return why a partner that once answered is taken to be gone.
+    async def _until_hopeless(self, t: int, partner: PeerId) -> Finished:
+        """Knock now and then; return how the edge of round t ends when no stream will come.
 
-        One that never could be dialled may still dial, so its silence says nothing; hence the
-        knock at a stranger's door at once, while it is likely to be there.
+        A partner that never could be dialled may still dial, so its silence says nothing; hence
+        the knock at a stranger's door at once, while it is likely to be there.
         """
         missed = 0
         while True:
@@ -244,13 +246,16 @@ class Peer:
                     await asyncio.Event().wait()
                 missed += 1
                 if missed == KNOCKS:
-                    return str(error)
+                    return unreachable(error)
             except TimeoutError:
                 continue
             else:
-                await stream.aclose()
                 self._reached.add(partner)
                 missed = 0
+                asked = Exchange(hello=self._plain_hello(t), partner=partner, dialer=True)
+                refused = await knock(stream, asked, deadline_s=KNOCK_ANSWER_S)
+                if refused is not None and refused.kind is not EdgeKind.LOST:
+                    return refused
 
     def checkpoint(
         self,
