@@ -24,13 +24,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 testnet: $(INSTALLED)
 	$(BIN)/gasloc testnet --compare-solo --report testnet-report.json
 
-test: $(INSTALLED)
+test: SLOW := and not slow
+test test-all: $(INSTALLED)
 	$(BIN)/python -m pytest tests/core --cov=gasloc_p2p.core --cov-branch --cov-fail-under=100
-	$(BIN)/python -m pytest --ignore=tests/core -m 'not slow'
-
-test-all: $(INSTALLED)
-	$(BIN)/python -m pytest tests/core --cov=gasloc_p2p.core --cov-branch --cov-fail-under=100
-	$(BIN)/python -m pytest --ignore=tests/core
+	$(BIN)/python -m pytest -n 2 --ignore=tests/core -m 'not p2p $(SLOW)'
+	$(BIN)/python -m pytest --ignore=tests/core -m 'p2p $(SLOW)'
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -450,7 +450,7 @@ COURSES = {"one after the other": ((4, 8, 12), 2), "the same again": ((4, 4, 4),
 def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path: Path, course: str) -> None:
     rounds, keep = COURSES[course]
     lines = Killed(tmp_path / "all", rounds, keep=keep, line=None).lines
-    moments = sorted(random.Random(7).sample(range(lines), 60))
+    moments = sorted(random.Random(7).sample(range(lines), 30))
     left_over = set[str]()
     for line in moments:
         folder = tmp_path / str(line)

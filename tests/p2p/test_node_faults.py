@@ -85,30 +85,6 @@ async def test_two_runs_on_one_bootstrap_do_not_disturb_each_other(tmp_path: Pat
             assert all(edges == [("applied", "")] for edges in node.edges().values())
 
 
-async def test_a_late_joiner_takes_part(tmp_path: Path) -> None:
-    async with real_swarm(tmp_path) as swarm:
-        entry = await swarm.bootstrap()
-        [founder] = await swarm.nodes_of_run("late", entry, 1, "run.rounds=100000")
-        await founder.reached(5)
-        joiner = await swarm.join("late-1", founder)
-        applied = await joiner.until(
-            lambda: next((e for e in joiner.of(RoundFinished) if e.report.edges), None)
-        )
-        await founder.until(
-            lambda: next((e for e in founder.of(RoundFinished) if e.report.edges), None)
-        )
-        for node in (joiner, founder):
-            node.signal(signal.SIGINT)
-        assert [await node.ended() for node in (joiner, founder)] == [0, 0]
-    assert [edge.kind for edge in applied.report.edges] == ["applied"]
-    alone = [e.report for e in founder.of(RoundFinished) if not e.report.edges]
-    first, latest = alone[0].train_loss, applied.report.train_loss
-    assert first is not None
-    assert latest is not None
-    assert latest < 0.8 * first, "the joiner starts from the founder's parameters"
-    assert not joiner.left().finished
-
-
 async def test_leaving_says_goodbye_and_ends_quickly(tmp_path: Path) -> None:
     async with real_swarm(tmp_path) as swarm:
         entry = await swarm.bootstrap()

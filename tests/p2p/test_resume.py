@@ -98,18 +98,6 @@ async def test_the_second_request_to_leave_ends_a_node_at_once(tmp_path: Path) -
         assert_gone(family)
 
 
-async def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path) -> None:
-    async with real_swarm(tmp_path) as swarm:
-        entry = await swarm.bootstrap()
-        [node] = await swarm.nodes_of_run("same", entry, 1, "run.rounds=100000")
-        await node.reached(1)
-        node.signal(signal.SIGINT)
-        assert await node.ended() == 0
-        [other] = await swarm.nodes_of_run("same", entry, 1, "run.rounds=100000", "inner.lr=0.5")
-        assert await other.ended() == 2
-        assert "in which inner.lr is 0.002 and not 0.5" in other.child.last_words()
-
-
 async def test_a_joiner_is_soon_as_good_as_those_that_it_joined(tmp_path: Path) -> None:
     tried = ("data.validation_tokens=4096", "node.validate_every_rounds=1")
     async with real_swarm(tmp_path) as swarm:

@@ -50,7 +50,10 @@ def run_and_report(folder: Path, command: str, *arguments: str) -> tuple[SwarmRe
     return msgspec.json.decode(file.read_bytes(), type=SwarmReport), result.stdout
 
 
-@pytest.mark.parametrize(("peers", "topology"), [(4, "pairs"), (5, "ring"), (3, "complete")])
+@pytest.mark.parametrize(
+    ("peers", "topology"),
+    [(4, "pairs"), (3, "complete"), pytest.param(5, "ring", marks=pytest.mark.slow)],
+)
 def test_a_real_swarm_equals_a_simulated_one_bit_for_bit(
     peers: int, topology: str, tmp_path: Path
 ) -> None:

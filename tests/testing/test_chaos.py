@@ -15,8 +15,8 @@ from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.testing.__main__ import main
 from gasloc_p2p.testing.chaos import Case, ChaosFailure
 
-QUICK_SEEDS, SEEDS = 20, 200
-QUICK_NANO_SEEDS, NANO_SEEDS = 1, 3
+QUICK_SEEDS, SEEDS = 8, 200
+QUICK_NANO_SEEDS, NANO_SEEDS = 0, 3
 
 NEVER_GIVES_UP = """
 from gasloc_p2p.node.peer import Peer
