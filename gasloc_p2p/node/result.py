@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.node.report import PeerReport
 
 REPORT_FILE = "report.json"
@@ -32,12 +34,32 @@ class NodeResult:
     finished: bool
 
     def write(self, home: Path) -> None:
-        """Write the report and both parameter vectors into `home`."""
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Write the report and both parameter vectors into `home`, each file in one step.
+
+        Raises:
+            ConfigError: they cannot be written, as on a full disk; what was there stays.
+        """
         tensors = {"theta": self.theta, "closing_theta": self.closing_theta.clone()}
-        save_file(tensors, home / THETA_FILE, metadata={"finished": str(self.finished).lower()})
-        text = msgspec.json.format(msgspec.json.encode(self.report), indent=2)
-        (home / REPORT_FILE).write_bytes(text + b"\n")
+        metadata = {"finished": str(self.finished).lower()}
+        report = msgspec.json.format(msgspec.json.encode(self.report), indent=2) + b"\n"
+        theta_file, report_file = home / THETA_FILE, home / REPORT_FILE
+        try:
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            save_file(tensors, _partial(theta_file), metadata=metadata)
+            _partial(report_file).write_bytes(report)
+            for file in (theta_file, report_file):
+                _partial(file).replace(file)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(
+                f"the results cannot be written to {home}",
+                why=str(error),
+                fix="make room there, then give the same command again: it goes on from the last "
+                "checkpoint",
+            ) from None
+
+
+def _partial(file: Path) -> Path:
+    return file.with_name(file.name + ".partial")
 
 
 def read_report(home: Path) -> PeerReport | None:

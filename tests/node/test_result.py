@@ -1,0 +1,53 @@
+"""What a node leaves behind, and what happens when there is no room for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.node.report import peer_report
+from gasloc_p2p.node.result import NodeResult, read_report, read_thetas
+
+
+def result(value: float) -> NodeResult:
+    theta = torch.full((8,), value)
+    return NodeResult(
+        report=peer_report(peer_id=f"peer {value}", rounds=(), val_loss=None, theta_digest=None),
+        theta=theta,
+        closing_theta=theta,
+        finished=True,
+    )
+
+
+def test_results_are_read_back(tmp_path: Path) -> None:
+    result(1.0).write(tmp_path / "home")
+    report, thetas = read_report(tmp_path / "home"), read_thetas(tmp_path / "home")
+    assert report == result(1.0).report
+    assert thetas is not None
+    assert torch.equal(thetas[0], result(1.0).theta)
+
+
+@pytest.mark.parametrize("file", ["theta.safetensors", "report.json"])
+def test_a_failed_write_is_explained_and_leaves_what_was_there(file: str, tmp_path: Path) -> None:
+    result(1.0).write(tmp_path)
+    partial = tmp_path / f"{file}.partial"
+    if file == "report.json":
+        partial.symlink_to("/dev/full")
+    else:
+        partial.mkdir()
+    with pytest.raises(ConfigError, match="the results cannot be written") as caught:
+        result(2.0).write(tmp_path)
+    assert caught.value.why
+    assert read_report(tmp_path) == result(1.0).report
+    thetas = read_thetas(tmp_path)
+    assert thetas is not None
+    assert torch.equal(thetas[0], result(1.0).theta)
+
+
+def test_a_home_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigError, match="the results cannot be written"):
+        result(1.0).write(tmp_path / "file" / "home")
