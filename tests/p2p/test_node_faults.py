@@ -27,7 +27,7 @@ PACES = {
 }
 
 
-@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("pace", ["steps", pytest.param("seconds", marks=pytest.mark.slow)])
 async def test_a_stopped_peer_jumps_to_the_swarms_round_and_is_paired_again(
     pace: str, tmp_path: Path
 ) -> None:
