@@ -104,8 +104,21 @@ def kept_manifest(home: Path) -> Manifest | None:
 
 
 def keep_manifest(home: Path, manifest: Manifest) -> None:
-    """Write down which run the home belongs to."""
-    write_text_file(str(home / RUN_FILE), manifest.encode().decode())
+    """Write down which run the home belongs to, unless that is written there.
+
+    Raises:
+        ConfigError: it cannot be written, as on a full disk.
+    """
+    if kept_manifest(home) == manifest:
+        return
+    try:
+        write_text_file(str(home / RUN_FILE), manifest.encode().decode())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {home / RUN_FILE}",
+            why=error.strerror or str(error),
+            fix="make room there, or name another node.home",
+        ) from None
 
 
 def checkpoints_of(config: Config, home: Path) -> CheckpointStore:

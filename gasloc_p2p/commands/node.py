@@ -98,6 +98,8 @@ def start(loaded: LoadedConfig) -> None:
     """
     require_node_rule(loaded.config)
     config, manifest = found_or_resume(loaded, now_s=time.time())
+    # Whoever holds the identity also owns the invite's file.
+    open_identity(config, home_of(config, config.run.id)).close()
     remove_stale_file(config.node.invite_file)
 
     async def main(leave: Leave) -> None:
@@ -305,8 +307,8 @@ async def _train(
             checkpoints=checkpoints_of(config, home),
         )
         result = await node.run(leave)
+        await compute.run(lambda: result.write(home))
         if config.display.mode != "json":
             observe(Notice(text=f"results: {home}"))
-        await compute.run(lambda: result.write(home))
     finally:
         compute.close()

@@ -46,3 +46,11 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / RUN_FILE).write_text("{}")
     with pytest.raises(ConfigError, match="is not the manifest of a run"):
         found_or_resume(settings(tmp_path), now_s=0.0)
+
+
+def test_a_home_without_room_is_explained(tmp_path: Path) -> None:
+    _, founded = found_or_resume(settings(tmp_path, "run.id=first"), now_s=0.0)
+    (tmp_path / f"{RUN_FILE}.partial").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match="cannot write") as caught:
+        keep_manifest(tmp_path, founded)
+    assert caught.value.why == "No space left on device"
