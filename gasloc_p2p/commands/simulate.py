@@ -107,7 +107,7 @@ def summary(report: SwarmReport) -> list[str]:
         lines.append(f"trained after {report.simulated_s:.1f} s of virtual time")
     for fault in report.faults:
         after = fault.absorbed_after_rounds
-        end = "not absorbed" if after is None else f"absorbed after {after} rounds"
+        end = "not absorbed" if after is None else f"absorbed {after} round(s) later"
         lines.append(f"{fault.kind} of peer {fault.peer} in round {fault.round}: {end}")
     lines.append(f"{report.wall_s:.1f} s")
     return lines

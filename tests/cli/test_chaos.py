@@ -21,31 +21,14 @@ from gasloc_p2p.commands.chaos import (
 )
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.types import EdgeKind
-from gasloc_p2p.node.events import RoundFinished, RoundStarted
-from gasloc_p2p.node.report import EdgeReport, RoundReport
+from gasloc_p2p.node.events import RoundStarted
+from tests.testing.test_trace import finished
 
 ASLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
 def started(round: int) -> RoundStarted:
     return RoundStarted(round=round, closing=False, partners=(), peers=2)
-
-
-def finished(round: int, kind: EdgeKind = EdgeKind.APPLIED) -> RoundFinished:
-    return RoundFinished(
-        report=RoundReport(
-            round=round,
-            closing=False,
-            local_steps=1,
-            train_loss=1.0,
-            edges=(EdgeReport(partner="other", kind=kind),),
-            bytes_sent=0,
-            bytes_received=0,
-            train_s=0.0,
-            exchange_s=0.0,
-            wait_s=0.0,
-        )
-    )
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
 from gasloc_p2p.net import network as network_module
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
+from gasloc_p2p.testing.promise import read_exactly
 from tests.p2p.real import stop_process
 
 pytestmark = pytest.mark.p2p
@@ -31,15 +32,6 @@ async def pair(start_node: StartNode) -> tuple[Libp2pNetwork, Libp2pNetwork]:
     """Two nodes, the second joined through the first."""
     first = await start_node(0)
     return first, await start_node(1, await first.addresses())
-
-
-async def read_exactly(stream: Stream, size: int) -> bytes:
-    received = bytearray()
-    while len(received) < size:
-        piece = await stream.read(size - len(received))
-        assert piece, f"the stream ended after {len(received)} bytes"
-        received += piece
-    return bytes(received)
 
 
 async def write_forever(stream: Stream) -> None:
