@@ -217,6 +217,22 @@ class RosterBook:
         rounds = [record.signed_round for record in self.others()]
         return statistics.median_low(rounds) if rounds else None
 
+    def lapsing(self, t: int) -> tuple[PeerId, ...]:
+        """Return the others of round `t - 1` that round `t` would be without, though all is well.
+
+        They seem to be alive and have not said goodbye; we merely ran ahead of what their leases
+        cover, which is in rounds. They would still count on us.
+        """
+        before, newest = self.at(t - 1), self.newest()
+        return tuple(
+            peer
+            for peer in before.peers
+            if peer in newest
+            and newest[peer].lease_until < t
+            and self._lease_of(before.records[peer]) < t
+            and self._is_alive(newest[peer])
+        )
+
     def newest(self) -> dict[PeerId, Record]:
         """Return the newest record of every other peer, however old or far ahead it is."""
         kept = {**self._known, **self._ahead}
@@ -228,9 +244,12 @@ class RosterBook:
             record
             for record in self.newest().values()
             if (record.lease_until >= self._own_round or record.peer_id in self._behind)
-            and not record.is_goodbye
-            and not (self._now_s is not None and record.is_silent(self._now_s))
+            and self._is_alive(record)
         ]
+
+    def _is_alive(self, record: Record) -> bool:
+        silent = self._now_s is not None and record.is_silent(self._now_s)
+        return not (record.is_goodbye or silent)
 
     def founders(self) -> int:
         """Return how many peers have announced themselves for round 0, ours and ahead included."""

@@ -23,6 +23,7 @@ from gasloc_p2p.core.roster import (
 )
 from gasloc_p2p.core.skew import SkewWatch
 from gasloc_p2p.core.substrate import Clock, Network
+from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.node.events import Notice, Observer
 
 STORE_DEADLINE_S = 5.0
@@ -193,6 +194,10 @@ class Membership:
     def roster(self, round: int) -> Roster:
         """Return who takes part in `round`."""
         return self.book.at(round)
+
+    def lapsing(self, round: int) -> tuple[PeerId, ...]:
+        """Return the peers that `round` would be without only because this one ran ahead."""
+        return self.book.lapsing(round)
 
     def close_round(self, round: int) -> None:
         """Freeze the view at the end of `round`; rosters two rounds later are drawn from it."""

@@ -47,6 +47,7 @@ RENEWAL_GRACE_S = 1.0
 STAND_BY_ROUNDS = 2 * AHEAD_ROUNDS
 """A peer so far ahead of most others waits for them, or they would never meet again."""
 STAND_BY_RENEWAL_S = 5.0
+SLOWER_POLL_S = 0.25
 
 
 class Node:
@@ -159,6 +160,7 @@ class Node:
         loop = asyncio.get_running_loop()
         while peer.pace.phase(self._round) is not RoundPhase.FINISHED:
             await self._stand_by()
+            await self._wait_for_slower()
             await self._wait_for_round()
             began_s = loop.time()
             report = await self._round_while_announced()
@@ -243,6 +245,31 @@ class Node:
                     await self._membership.wait_until(met)
             except TimeoutError:
                 continue
+
+    async def _wait_for_slower(self) -> None:
+        """Give peers whose leases this one has outrun the time that an edge with them would get.
+
+        Peers that meet each other repeatedly run ahead of the others. Without those they would
+        draw another graph than the others do with them, and edges on both sides would fail.
+        """
+        peer, membership = self._peer, self._membership
+        slower = membership.lapsing(self._round)
+        if not slower or self._config.pace.mode != "steps":
+            return
+        roster = membership.roster(self._round - 1)
+        patience_s = max(peer.edge_deadline_s(self._round, p, roster) for p in slower)
+        try:
+            async with asyncio.timeout(patience_s):
+                await membership.refresh()
+                while slower := membership.lapsing(self._round):
+                    if not any([await peer.can_dial(partner) for partner in slower]):
+                        return
+                    # As of the round before, or they would take themselves for left behind.
+                    await membership.renew(self._round - 1, cycle_s=peer.cycle_s)
+                    await asyncio.sleep(SLOWER_POLL_S)
+                    await membership.refresh()
+        except TimeoutError:
+            return
 
     async def _round_while_announced(self) -> RoundReport:
         """Run a round while the lease is renewed; a sick record store holds it up only briefly."""

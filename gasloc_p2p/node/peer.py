@@ -257,6 +257,17 @@ class Peer:
                 if refused is not None and refused.kind is not EdgeKind.LOST:
                     return refused
 
+    async def can_dial(self, partner: PeerId) -> bool:
+        """Whether `partner` takes a stream, as it does however busy it is."""
+        try:
+            stream = await self.network.open_stream(
+                partner, EXCHANGE_PROTOCOL, deadline_s=KNOCK_DEADLINE_S
+            )
+        except (PeerUnreachableError, TimeoutError):
+            return False
+        await stream.aclose()
+        return True
+
     def checkpoint(
         self,
         t: int,

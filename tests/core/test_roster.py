@@ -84,6 +84,26 @@ def test_the_newest_record_of_a_peer_is_kept() -> None:
     assert before.records == {"a": new}
 
 
+@pytest.mark.parametrize(
+    ("last", "now_s", "lapsing"),
+    [
+        pytest.param(record("a"), 1e9 - records.RECORD_TTL_S, ("a",), id="outrun"),
+        pytest.param(record("a", signed_round=2, seq=1), 0.0, (), id="covered"),
+        pytest.param(record("a", lease_until=2, seq=1), 0.0, (), id="left"),
+        pytest.param(record("a", cycle_s=1.0, seq=1), 1e9 - 1, (), id="silent"),
+    ],
+)
+def test_a_peer_whose_lease_was_outrun_is_named(
+    last: Record, now_s: float, lapsing: tuple[PeerId, ...]
+) -> None:
+    book = book_with(record("a"), last)
+    renew(book, LEASE_ROUNDS, first_round=0)
+    book.expire(now_s)
+    assert book.lapsing(LEASE_ROUNDS) == ()
+    assert book.lapsing(LEASE_ROUNDS + 1) == lapsing
+    assert ("a" in book.at(LEASE_ROUNDS + 1)) == (last.signed_round == 2)
+
+
 def test_a_foreign_run_is_refused() -> None:
     book = RosterBook(RUN, OWN)
     for peer in ("a", OWN):
