@@ -14,8 +14,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gasloc_p2p.commands.options import (
+    AlgorithmName,
+    ChaosSeed,
+    Codec,
+    CompareSolo,
+    ConfigFile,
+    Debug,
+    EngineName,
+    Format,
+    Keep,
+    LocalSteps,
+    OutputFormat,
+    Peers,
+    Report,
+    Rounds,
+    Seed,
+    Set,
+    Topology,
+)
+
 if TYPE_CHECKING:
     from gasloc_p2p.config import Layer, LoadedConfig
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,68 +51,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(no_args_is_help=True, help="Write, check and explain settings.")
 app.add_typer(config_app, name="config")
-
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="SECTION.KEY=VALUE",
-        help="Change one setting; may be repeated. `gasloc config show` lists them all.",
-    ),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="Read settings from a TOML file.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and debugging output.")]
-Peers = Annotated[int, typer.Option(min=1, max=256, help="How many peers.")]
-Rounds = Annotated[int | None, typer.Option(help="Training rounds. [default: 32]")]
-Topology = Annotated[
-    str | None,
-    typer.Option(
-        help="Who exchanges: pairs, ring, complete, cycle, exponential, none. [default: pairs]"
-    ),
-]
-AlgorithmName = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="gasloc, diloco, dadam, local-dadam, noloco or ddp (docs/design.md)."
-    ),
-]
-EngineName = Annotated[
-    str | None,
-    typer.Option(
-        help="exact: as real nodes compute, bit for bit. batched: many peers at once, quicker. "
-        "[default: exact]"
-    ),
-]
-Codec = Annotated[str | None, typer.Option(help="none (fp32) or bf16. [default: none]")]
-LocalSteps = Annotated[
-    int | None, typer.Option(help="Inner steps of each peer in a round. [default: 30]")
-]
-Seed = Annotated[
-    int | None, typer.Option(help="Seed of parameters, pairings and samples. [default: 0]")
-]
-CompareSolo = Annotated[
-    bool, typer.Option("--compare-solo", help="Also train the same peers alone, and compare.")
-]
-Report = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a JSON report (see docs/report.md).")
-]
-Keep = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Keep reports, parameters, identities and logs in this folder.",
-    ),
-]
-ChaosSeed = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        metavar="SEED",
-        help="Kill, stop, restart and cut off nodes while they train, as drawn from this seed.",
-    ),
-]
+bench_app = typer.Typer(no_args_is_help=True, help="Measure codecs and streams on this machine.")
+app.add_typer(bench_app, name="bench")
 
 
 def _show_version(wanted: bool) -> None:
@@ -196,8 +157,8 @@ def study(
     name: Annotated[
         str,
         typer.Argument(
-            help="multi-step, single-step, local-steps, outer-sensitivity or topology "
-            "(docs/benchmarks.md)."
+            help="multi-step, single-step, local-steps, outer-sensitivity, topology, poison or "
+            "codec (docs/benchmarks.md)."
         ),
     ],
     out: Annotated[
@@ -312,6 +273,34 @@ def config_show(config: ConfigFile = None, set_: Set = None) -> None:
     from gasloc_p2p.commands import settings
 
     settings.show(_load(_layers(config, set_)))
+
+
+@bench_app.command("codec")
+def bench_codec(
+    form: Format = OutputFormat.TEXT,
+    config: ConfigFile = None,
+    set_: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Measure how fast and how exact every codec is, on one core.
+
+    Codecs of your own are measured too, with --set node.extensions=FILE. Takes a few seconds.
+    """
+    loaded = _load(_layers(config, set_))
+    from gasloc_p2p.commands import bench as command
+
+    command.codec(loaded.config, as_json=form is OutputFormat.JSON)
+
+
+@bench_app.command("stream")
+def bench_stream(form: Format = OutputFormat.TEXT, debug: Debug = False) -> None:
+    """Measure libp2p streams between two processes over loopback, beside plain TCP.
+
+    Each process has a p2pd of its own. Takes about half a minute; Ctrl-C leaves nothing behind.
+    """
+    from gasloc_p2p.commands import bench as command
+
+    command.stream(as_json=form is OutputFormat.JSON)
 
 
 def _layers(file: Path | None, assignments: Sequence[str] | None) -> list[Layer]:

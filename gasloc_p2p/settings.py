@@ -80,8 +80,10 @@ class GossipConfig(Section):
     codec: str = Field(
         default="none",
         pattern=NAME_PATTERN,
-        description="How parameters are encoded: none is fp32, bf16 halves the bytes. Or one of "
-        "your own (node.extensions).",
+        description="How parameters are encoded: none is fp32; bf16 and fp16 are half of that, "
+        "int8 and int4 a quarter and an eighth; mod8 and mod4 are as small and far more exact, "
+        "since they use that partners are close (docs/design.md, section 5). Or one of your own "
+        "(node.extensions).",
     )
     guard: bool = Field(
         default=True,

@@ -5,19 +5,23 @@ Built-in rules, topologies and codecs pass; what it is for are those that people
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from gasloc_p2p.core.codecs import Codec
+from gasloc_p2p.core.codecs import Codec, Coder, Keys, Layout
 from gasloc_p2p.core.errors import ConfigError, GaslocError
 from gasloc_p2p.core.outer import OuterRule, OuterState
 from gasloc_p2p.core.topology import build_graph
+from gasloc_p2p.core.types import BytesLike
 from gasloc_p2p.extensions import place_of
 
 ELEMENTS = 5
+SENT_ELEMENTS = 301
+SENT_CHUNK_BYTES = 256
 SWARMS = (1, 2, 3, 8)
 """Numbers of peers with which a topology is tried."""
 
@@ -61,22 +65,75 @@ def try_topology(name: str) -> None:
 
 
 def try_codec(codec: Codec) -> None:
-    """Send a vector through a codec.
+    """Exchange two vectors that are close to each other, but in one place, through a codec.
 
     Raises:
-        ConfigError: it fails, or sizes and types do not fit together.
+        ConfigError: it fails, sizes do not fit together, or the two sides do not move by the same
+            amount.
     """
     with _blaming("codec", codec.name):
-        x = torch.linspace(-1, 1, ELEMENTS)
-        scales = codec.scales(x)
-        codes = memoryview(codec.encode(x, scales=scales, partner_scales=scales))
-        if codes.nbytes != codec.code_bytes(ELEMENTS):
-            raise ValueError(
-                f"`encode` made {codes.nbytes} bytes, and `code_bytes` says "
-                f"{codec.code_bytes(ELEMENTS)}"
+        x = torch.linspace(-1, 1, SENT_ELEMENTS)
+        y = x + torch.linspace(0.02, -0.01, SENT_ELEMENTS)
+        y[SENT_ELEMENTS // 2] = 1.0
+        layout = codec.layout(SENT_ELEMENTS, SENT_CHUNK_BYTES)
+        motion = torch.full((layout.all_blocks,), 0.01) if codec.checked else None
+        offers = [
+            codec.offer(
+                vector,
+                motion=motion,
+                keys=Keys(round=1, own=own),
+                chunk_bytes=SENT_CHUNK_BYTES,
             )
-        decoded = codec.decode(codes, own=x, scales=scales, partner_scales=scales)
-        _check(decoded, "decode", ELEMENTS)
+            for own, vector in enumerate((x, y))
+        ]
+        for offer in offers:
+            if offer.layout != layout:
+                raise ValueError(f"an offer has {offer.layout}, and `layout` says {layout}")
+            _check_size(offer.scales, "scales", layout.scale_bytes)
+        mine, theirs = (
+            offer.coder(partner.scales)
+            for offer, partner in zip(offers, reversed(offers), strict=True)
+        )
+        for index in range(layout.chunks):
+            _exchange_chunk(mine, theirs, layout, index)
+        added, taken = torch.zeros(SENT_ELEMENTS), torch.zeros(SENT_ELEMENTS)
+        mine.add_difference(added, 0.5)
+        theirs.add_difference(taken, 0.5)
+        _check(added, "add_difference", SENT_ELEMENTS)
+        if not torch.equal(added, -taken):
+            raise ValueError("the two sides of an edge do not move by the same amount")
+        for coder in (mine, theirs):
+            if not math.isfinite(coder.square_distance()):
+                raise ValueError("`square_distance` is not finite")
+
+
+def _exchange_chunk(mine: Coder, theirs: Coder, layout: Layout, index: int) -> None:
+    """Send a chunk both ways, and repair what was not understood."""
+    sides = ((mine, theirs), (theirs, mine))
+    bad = 0
+    for sender, receiver in sides:
+        codes = sender.encode(index)
+        _check_size(codes, "encode", layout.code_sizes[index])
+        bad |= int.from_bytes(receiver.take(index, codes), "little")
+    if not bad:
+        return
+    blocks = bad.to_bytes(layout.bitmap_bytes(index), "little")
+    for sender, receiver in sides:
+        repair = sender.repair(index, blocks)
+        _check_size(repair, "repair", layout.repair_bytes(index, blocks))
+        if not receiver.take_repair(index, blocks, repair):
+            raise ValueError("`take_repair` found blocks that `take` had not found")
+
+
+def _check_size(data: BytesLike, name: str, size: int) -> None:
+    """Check how many bytes came from `name`.
+
+    Raises:
+        ValueError: the layout says another number.
+    """
+    found = memoryview(data).nbytes
+    if found != size:
+        raise ValueError(f"`{name}` made {found} bytes, and `layout` says {size}")
 
 
 def _check(found: Tensor, name: str, elements: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from gasloc_p2p.core.codecs import Coder
 
 PeerId: TypeAlias = str
 """Base58 text of a libp2p peer id; compares and sorts as text."""
@@ -43,9 +43,8 @@ class EdgeOutcome:
         kind: how it ended; `APPLIED` and `ASYMMETRIC` edges are mixed, all others give their
             weight back to this peer.
         reason: one sentence for a person, empty when applied.
-        received: the partner's contribution as it was decoded, present exactly when the edge is
-            mixed.
-        scales: what the partner's Hello said for the codec.
+        code: the `RefuseCode` of the side that refused; empty when neither did.
+        coder: holds the partner's contribution, as codes; present exactly when the edge is mixed.
         clip: the common factor in (0, 1] by which the difference is mixed; 1 if it is not clipped.
         length: norm of the difference to this peer's own contribution; 0 if none arrived.
         offence: what the partner did that no honest peer does; empty for nothing.
@@ -55,13 +54,15 @@ class EdgeOutcome:
         bytes_received: bytes read from the stream.
         elapsed_s: seconds from the start of the edge to its end.
         wait_s: part of `elapsed_s` before the partner's Hello arrived.
+        resumed: how many times a broken stream was replaced.
+        repaired_blocks: blocks that were sent again because the partner had taken them wrongly.
     """
 
     partner: PeerId
     kind: EdgeKind
     reason: str = ""
-    received: Tensor | None = None
-    scales: bytes = b""
+    code: str = ""
+    coder: Coder | None = None
     clip: float = 1.0
     length: float = 0.0
     offence: str = ""
@@ -71,6 +72,8 @@ class EdgeOutcome:
     bytes_received: int = 0
     elapsed_s: float = 0.0
     wait_s: float = 0.0
+    resumed: int = 0
+    repaired_blocks: int = 0
 
     @property
     def mixes(self) -> bool:

@@ -1,17 +1,17 @@
 """Frames and messages of one exchange: what is on the stream, and how much of it is allowed.
 
-A frame is one byte of type, four bytes of little-endian payload length, and the payload. A
-payload is MessagePack, except that APPLIED is empty and CHUNK is eight bytes of little-endian
-index, a 16-byte digest, and the codes themselves.
+A frame is one byte of type, four bytes of little-endian payload length, and the payload. The
+payload of HELLO, RECORDS, READY and REFUSE is MessagePack, and that of APPLIED is empty. SCALES,
+CHUNK, CHECK and REPAIR are pieces: eight bytes of little-endian index, a 16-byte digest, and data.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from gasloc_p2p.core.types import BytesLike, PeerId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The exchange protocol that this release speaks."""
 
 MAX_HELLO_BYTES = 64 * 1024
@@ -29,31 +29,48 @@ MAX_RECORDS_BYTES = 4 * 64 * 1024
 MAX_REFUSE_BYTES = 4 * 1024
 MAX_READY_BYTES = 16
 MAX_CHUNK_BYTES = 16 * 1024 * 1024
+MAX_CHECK_BYTES = MAX_CHUNK_BYTES // 4
+MAX_REPAIR_BYTES = 4 * MAX_CHUNK_BYTES + 8
 MAX_REASON_CHARS = 500
 MAX_UNCONFIRMED = 8
+SCALES_BYTES = 64 * 1024
+"""Data in every SCALES frame but the last."""
 
 _HEADER = struct.Struct("<BI")
-_CHUNK_HEAD = struct.Struct("<Q16s")
-_CHUNK_DIGEST = struct.Struct("<16sQQ")
-_CHUNK_DOMAIN = b"gasloc chunk v1\0"
+_PIECE = struct.Struct("<Q16s")
+_PLACE = struct.Struct("<BQ")
+_SENDER = struct.Struct("<HQH")
+_KEY_CONTEXT = "gasloc_p2p exchange 3 pieces"
+_DIGEST_BYTES = 16
 
-CHUNK_OVERHEAD_BYTES = _CHUNK_HEAD.size
 FRAME_OVERHEAD_BYTES = _HEADER.size
+PIECE_OVERHEAD_BYTES = _HEADER.size + _PIECE.size
 
 
 class ProtocolError(Exception):
     """Bytes on the stream are not what the protocol allows; the message says which."""
 
 
+class DamagedError(ProtocolError):
+    """A piece does not match its digest."""
+
+
 class FrameType(enum.IntEnum):
-    """First byte of a frame; the values are in the order in which a side may send them."""
+    """First byte of a frame."""
 
     HELLO = 1
     RECORDS = 2
-    CHUNK = 3
-    READY = 4
-    APPLIED = 5
-    REFUSE = 6
+    SCALES = 3
+    CHUNK = 4
+    CHECK = 5
+    REPAIR = 6
+    READY = 7
+    APPLIED = 8
+    REFUSE = 9
+
+
+PIECES: Final = (FrameType.SCALES, FrameType.CHUNK, FrameType.CHECK, FrameType.REPAIR)
+"""Types of frames with an index and a digest."""
 
 
 class RefuseCode(enum.StrEnum):
@@ -93,9 +110,11 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         roster_digest: the sender's roster of that round.
         codec: name of the codec.
         code_bytes: size in bytes of the codes each side sends.
-        chunk_bytes: size in bytes of every chunk but the last.
-        scales: what the codec wants the partner to know.
+        chunk_bytes: wished size in bytes of a chunk of codes.
+        scale_bytes: size in bytes of the scales each side sends.
         unconfirmed: earlier rounds that the sender mixed with this partner without its Applied.
+        received: frames behind the partner's first Hello that the sender has dealt with; not 0
+            only on a fresh stream in the place of a broken one.
     """
 
     frame_type: ClassVar[FrameType] = FrameType.HELLO
@@ -110,8 +129,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     codec: Annotated[str, Meta(max_length=32)]
     code_bytes: _Count
     chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_CHUNK_BYTES)]
-    scales: bytes
+    scale_bytes: _Count
     unconfirmed: Annotated[tuple[_Count, ...], Meta(max_length=MAX_UNCONFIRMED)] = ()
+    received: _Count = 0
 
 
 class Records(
@@ -125,7 +145,7 @@ class Records(
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """The partner's codes are accepted.
+    """All of the partner's codes are here, understood and accepted.
 
     Attributes:
         clip: factor in (0, 1] by which the sender shortens the difference that is mixed; both sides
@@ -150,25 +170,36 @@ class Refuse(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
-    """One piece of the codes; `data` may be a view on the bytes that were fed."""
+class Head:
+    """What is known of a frame before its data.
 
-    index: int
-    digest: bytes
-    data: memoryview
+    Attributes:
+        type: what the frame is.
+        size: bytes of its data: the payload, without the index and digest of a piece.
+        index: which piece; 0 for other frames.
+        digest: of the data of a piece; empty for other frames.
+    """
+
+    type: FrameType
+    size: int
+    index: int = 0
+    digest: bytes = b""
 
 
 class Frame(NamedTuple):
-    """One frame; `payload` may be a view on the bytes that were fed."""
+    """One frame; `data` may be a view on the bytes that were fed."""
 
-    type: FrameType
-    payload: BytesLike
+    head: Head
+    data: BytesLike
 
 
 _PAYLOAD_LIMITS: Mapping[FrameType, int] = {
     FrameType.HELLO: MAX_HELLO_BYTES,
     FrameType.RECORDS: MAX_RECORDS_BYTES,
-    FrameType.CHUNK: CHUNK_OVERHEAD_BYTES + MAX_CHUNK_BYTES,
+    FrameType.SCALES: _PIECE.size + SCALES_BYTES,
+    FrameType.CHUNK: _PIECE.size + MAX_CHUNK_BYTES,
+    FrameType.CHECK: _PIECE.size + MAX_CHECK_BYTES,
+    FrameType.REPAIR: _PIECE.size + MAX_REPAIR_BYTES,
     FrameType.READY: MAX_READY_BYTES,
     FrameType.APPLIED: 0,
     FrameType.REFUSE: MAX_REFUSE_BYTES,
@@ -177,9 +208,9 @@ _PAYLOAD_LIMITS: Mapping[FrameType, int] = {
 _Message = TypeVar("_Message", bound=Hello | Records | Ready | Refuse)
 
 
-def pack_frame(kind: FrameType, *parts: BytesLike) -> bytes:
-    """Return one frame whose payload is `parts` joined."""
-    return b"".join((_HEADER.pack(kind, sum(map(len, parts))), *parts))
+def pack_frame(kind: FrameType, payload: BytesLike = b"") -> bytes:
+    """Return the frame with this payload."""
+    return b"".join((_HEADER.pack(kind, len(payload)), payload))
 
 
 def pack_message(message: Hello | Records | Ready | Refuse) -> bytes:
@@ -199,28 +230,40 @@ def unpack_message(payload: BytesLike, kind: type[_Message]) -> _Message:
         raise ProtocolError(f"malformed {kind.__name__}: {fault}") from fault
 
 
-def pack_chunk(data: BytesLike, *, round: int, index: int) -> bytes:
-    """Return the frame of chunk `index` of a round's codes."""
-    head = _CHUNK_HEAD.pack(index, chunk_digest(data, round=round, index=index))
-    return pack_frame(FrameType.CHUNK, head, data)
+def pack_head(head: Head) -> bytes:
+    """Return what stands before the data of a frame."""
+    if head.type not in PIECES:
+        return _HEADER.pack(head.type, head.size)
+    return _HEADER.pack(head.type, _PIECE.size + head.size) + _PIECE.pack(head.index, head.digest)
 
 
-def unpack_chunk(payload: BytesLike) -> Chunk:
-    """Return the chunk in a frame's payload; its digest is not checked.
+def pack_piece(
+    kind: FrameType, index: int, data: BytesLike, *, key: bytes
+) -> tuple[bytes, BytesLike]:
+    """Return the frame of a piece in two parts, the second of which is `data` itself."""
+    digest = piece_digest(kind, index, data, key=key)
+    head = Head(type=kind, size=len(data), index=index, digest=digest)
+    return pack_head(head), data
 
-    Raises:
-        ProtocolError: the payload is too short.
+
+def piece_key(*, run_digest: bytes, round: int, sender: PeerId) -> bytes:
+    """Return 32 bytes that key the digests of one sender's pieces in one round of one run."""
+    name = sender.encode()
+    lengths = _SENDER.pack(len(run_digest), round, len(name))
+    return blake3(lengths + run_digest + name, derive_key_context=_KEY_CONTEXT).digest()
+
+
+def piece_digest(kind: FrameType, index: int, data: BytesLike, *, key: bytes) -> bytes:
+    """Return 16 bytes of blake3 over a piece and its place, so that no other piece has the same.
+
+    Args:
+        kind: one of `PIECES`.
+        index: which piece of its kind.
+        data: the piece.
+        key: see `piece_key`.
     """
-    if len(payload) < CHUNK_OVERHEAD_BYTES:
-        raise ProtocolError(f"malformed Chunk: {len(payload)} bytes")
-    index, digest = _CHUNK_HEAD.unpack_from(payload)
-    return Chunk(index=index, digest=digest, data=memoryview(payload)[CHUNK_OVERHEAD_BYTES:])
-
-
-def chunk_digest(data: BytesLike, *, round: int, index: int) -> bytes:
-    """Return 16 bytes of blake3 over `data` and its place, so that no other chunk has the same."""
-    hasher = blake3(_CHUNK_DIGEST.pack(_CHUNK_DOMAIN, round, index))
-    return hasher.update(data).digest(length=16)
+    hasher = blake3(_PLACE.pack(kind, index), key=key)
+    return hasher.update(data).digest(length=_DIGEST_BYTES)
 
 
 def records_that_fit(records: Iterable[bytes]) -> Records:
@@ -256,7 +299,7 @@ def read_hello(buffer: BytesLike) -> Hello | None:
     """
     if len(buffer) < _HEADER.size:
         return None
-    kind, length = _unpack_header(buffer, _PAYLOAD_LIMITS)
+    kind, length = _unpack_header(buffer)
     if kind is not FrameType.HELLO:
         raise ProtocolError(f"{kind.name} where HELLO was due")
     end = _HEADER.size + length
@@ -265,64 +308,87 @@ def read_hello(buffer: BytesLike) -> Hello | None:
     return unpack_message(memoryview(buffer)[_HEADER.size : end], Hello)
 
 
-def _unpack_header(head: BytesLike, limits: Mapping[FrameType, int]) -> tuple[FrameType, int]:
-    number, length = _HEADER.unpack_from(head)
+def _unpack_header(raw: BytesLike) -> tuple[FrameType, int]:
+    number, length = _HEADER.unpack_from(raw)
     try:
         kind = FrameType(number)
     except ValueError:
         raise ProtocolError(f"unknown frame type {number}") from None
-    if length > limits[kind]:
-        raise ProtocolError(f"{kind.name} of {length} bytes, at most {limits[kind]} allowed")
+    if length > _PAYLOAD_LIMITS[kind]:
+        limit = _PAYLOAD_LIMITS[kind]
+        raise ProtocolError(f"{kind.name} of {length} bytes, at most {limit} allowed")
+    if kind in PIECES and length < _PIECE.size:
+        raise ProtocolError(f"malformed {kind.name}: {length} bytes")
     return kind, length
+
+
+def _no_objection(head: Head) -> None:
+    """Let every frame pass that keeps the limits of its type."""
 
 
 class FrameDecoder:
     """Cuts a stream into frames, however it arrives.
 
     Holds at most one frame, and never more of it than has arrived.
+
+    Args:
+        admit: told what a frame is before any of its data is held; raises `ProtocolError` when
+            such a frame is out of place.
     """
 
-    def __init__(self, *, chunk_bytes: int) -> None:
-        """Allow chunks of up to `chunk_bytes`."""
-        self._limits = {**_PAYLOAD_LIMITS, FrameType.CHUNK: CHUNK_OVERHEAD_BYTES + chunk_bytes}
-        self._head = bytearray()
-        self._body = bytearray()
+    def __init__(self, admit: Callable[[Head], None] = _no_objection) -> None:
+        self._admit = admit
+        self._raw = bytearray()
+        self._head: Head | None = None
+        self._data = bytearray()
 
-    def feed(self, data: BytesLike) -> list[Frame]:
-        """Return the frames that are complete with `data`, which must not change while in use.
+    def feed(self, data: BytesLike) -> Iterator[Frame]:
+        """Yield the frames that are complete with `data`, which must not change while in use.
 
-        Frames before a malformed one are returned first, and the fault is raised by the next
-        call; so `feed(b"")` until it returns nothing sees the same whatever the split.
+        A frame is read when it is asked for, so what happens in between decides on the next one.
+        What is not asked for is lost.
 
         Raises:
-            ProtocolError: a frame has an unknown type or is too long; so does every later call.
+            ProtocolError: a frame has an unknown type, is too long or is not admitted; so it is
+                with every later call.
         """
-        frames: list[Frame] = []
         rest = memoryview(data)
-        try:
-            while (step := self._next_frame(rest)) is not None:
-                frame, rest = step
-                frames.append(frame)
-        except ProtocolError:
-            # The header stays in place, so the next call meets the same fault.
-            if not frames:
-                raise
-        return frames
+        while True:
+            rest = self._read_head(rest)
+            if self._head is None:
+                return
+            wanted = self._head.size - len(self._data)
+            if len(rest) < wanted:
+                self._data += rest
+                return
+            body: BytesLike = rest[:wanted]
+            rest = rest[wanted:]
+            if self._data:
+                self._data += body
+                body, self._data = self._data, bytearray()
+            head, self._head = self._head, None
+            self._raw.clear()
+            yield Frame(head, body)
 
-    def _next_frame(self, rest: memoryview) -> tuple[Frame, memoryview] | None:
-        wanted = _HEADER.size - len(self._head)
-        self._head += rest[:wanted]
-        rest = rest[wanted:]
-        if len(self._head) < _HEADER.size:
-            return None
-        kind, length = _unpack_header(self._head, self._limits)
-        wanted = length - len(self._body)
-        if len(rest) < wanted:
-            self._body += rest
-            return None
-        payload: BytesLike = rest[:wanted]
-        if self._body:
-            self._body += payload
-            payload, self._body = self._body, bytearray()
-        self._head.clear()
-        return Frame(kind, payload), rest[wanted:]
+    def _read_head(self, rest: memoryview) -> memoryview:
+        """Take what the head still lacks from `rest`, and return what is left."""
+        rest = self._fill(_HEADER.size, rest)
+        if self._head is not None or len(self._raw) < _HEADER.size:
+            return rest
+        kind, length = _unpack_header(self._raw)
+        head = Head(type=kind, size=length)
+        if kind in PIECES:
+            rest = self._fill(PIECE_OVERHEAD_BYTES, rest)
+            if len(self._raw) < PIECE_OVERHEAD_BYTES:
+                return rest
+            index, digest = _PIECE.unpack_from(self._raw, _HEADER.size)
+            size = length - _PIECE.size
+            head = Head(type=kind, size=size, index=index, digest=digest)
+        self._admit(head)
+        self._head = head
+        return rest
+
+    def _fill(self, size: int, rest: memoryview) -> memoryview:
+        missing = max(0, size - len(self._raw))
+        self._raw += rest[:missing]
+        return rest[missing:]

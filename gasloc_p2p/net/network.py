@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 from blake3 import blake3
 from hivemind.p2p import PeerID
@@ -19,17 +19,22 @@ from gasloc_p2p.core.manifest import MAX_MANIFEST_BYTES
 from gasloc_p2p.core.records import MAX_RECORD_BYTES, open_record
 from gasloc_p2p.core.substrate import PeerUnreachableError, StreamHandler
 from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.net.capped import Caps
+from gasloc_p2p.net.control import DAEMON_ERRORS
 from gasloc_p2p.net.daemon import Daemon
 from gasloc_p2p.net.identity import Identity
+from gasloc_p2p.net.inbound import Doorway, name_of
 from gasloc_p2p.net.join import Attachment, join
 from gasloc_p2p.net.neighbours import Neighbours
 from gasloc_p2p.net.settings import NetConfig
+from gasloc_p2p.net.sockets import LocalSocket
 from gasloc_p2p.net.streams import P2PStream, request_stream
 from gasloc_p2p.net.validator import MANIFEST_TTL_S, manifest_key, record_key
 
 MAX_INBOUND_STREAMS: Final = 64
 MAX_RECORDS: Final = 10_000
 SERVE_DEADLINE_S: Final = 5.0
+NAME_DEADLINE_S: Final = 5.0
 ADDRESSES_DEADLINE_S: Final = 5.0
 HANDLER_GRACE_S: Final = 2.0
 _EVERY_REPLICA: Final = float("nan")
@@ -46,11 +51,14 @@ class Libp2pNetwork:
     and not found.
     """
 
-    def __init__(self, identity: Identity, attachment: Attachment) -> None:
+    def __init__(self, identity: Identity, attachment: Attachment, *, caps: Caps) -> None:
         self._identity = identity
         self._parts = attachment
+        self._caps = caps
+        self._doorway = Doorway(attachment.daemon, self._accept)
+        self._served: dict[str, StreamHandler] = {}
         self._streams: set[P2PStream] = set()
-        self._handlers: set[asyncio.Future[None]] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
         self._requests: set[asyncio.Timeout] = set()
         self._closing = False
         self.neighbours: Final = Neighbours(attachment)
@@ -66,7 +74,7 @@ class Libp2pNetwork:
         warn: Callable[[str], None] = _log.warning,
     ) -> Libp2pNetwork:
         """Start p2pd and join the DHT; see `gasloc_p2p.net.join.join` for what can go wrong."""
-        return cls(identity, await join(identity, config, warn=warn))
+        return cls(identity, await join(identity, config, warn=warn), caps=Caps(config))
 
     @property
     def peer_id(self) -> PeerId:
@@ -129,13 +137,13 @@ class Libp2pNetwork:
             raise PeerUnreachableError(f"{peer}: this node has left the network")
         async with asyncio.timeout(deadline_s):
             try:
-                reader, writer = await asyncio.open_unix_connection(str(self.daemon.control_path))
+                connection = await LocalSocket.connect(self.daemon.control_path)
             except OSError as error:
                 raise PeerUnreachableError(f"{peer}: own p2pd is gone ({error})") from error
-            stream = self._adopt(peer, reader, writer)
+            stream = self._adopt(peer, connection)
             connected = False
             try:
-                await request_stream(peer, protocol, reader=reader, writer=writer)
+                await request_stream(peer, protocol, connection)
                 connected = True
             finally:
                 if not connected:
@@ -151,50 +159,53 @@ class Libp2pNetwork:
         Raises:
             DaemonError: p2pd does not take the registration.
         """
-
-        async def accept(
-            info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-        ) -> None:
-            self._accept(self._adopt(str(info.peer_id), reader, writer), protocol, handler)
-
+        self._served[protocol] = handler
         try:
-            async with asyncio.timeout(SERVE_DEADLINE_S):
-                await self._parts.p2p.add_binary_stream_handler(protocol, accept)
-        except (P2PDaemonError, OSError, EOFError) as error:
+            await self._doorway.serve(protocol, deadline_s=SERVE_DEADLINE_S)
+        except DAEMON_ERRORS as error:
             raise DaemonError(
                 f"p2pd does not accept streams for {protocol}",
                 why=f"{error or type(error).__name__}; it last said: {self.daemon.last_line}",
                 fix="start again",
             ) from None
 
-    def _adopt(
-        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> P2PStream:
-        stream = P2PStream(peer, reader, writer, released=self._streams.discard)
+    def _adopt(self, peer: PeerId, connection: LocalSocket) -> P2PStream:
+        stream = P2PStream(peer, connection, caps=self._caps, released=self._streams.discard)
         self._streams.add(stream)
         return stream
 
-    def _accept(self, stream: P2PStream, protocol: str, handler: StreamHandler) -> None:
+    def _accept(self, connection: LocalSocket) -> None:
+        stream = self._adopt("", connection)
         if self._closing or len(self._handlers) >= MAX_INBOUND_STREAMS:
-            _log.debug("stream from %s refused: %d are open", stream.peer_id, len(self._handlers))
+            _log.debug("a stream is refused: %d are open", len(self._handlers))
             stream.close()
             return
 
-        def ended(running: asyncio.Future[None]) -> None:
+        def ended(running: asyncio.Task[None]) -> None:
             self._handlers.discard(running)
             stream.close()
             error = None if running.cancelled() else running.exception()
             if error is not None:
-                _log.error(
-                    "%s handler failed on a stream from %s",
-                    protocol,
-                    stream.peer_id,
-                    exc_info=error,
-                )
+                _log.error("%s failed", running.get_name(), exc_info=error)
 
-        running = asyncio.ensure_future(handler(stream))
+        running = asyncio.ensure_future(self._handle(stream, connection))
         self._handlers.add(running)
         running.add_done_callback(ended)
+
+    async def _handle(self, stream: P2PStream, connection: LocalSocket) -> None:
+        try:
+            async with asyncio.timeout(NAME_DEADLINE_S):
+                peer, protocol = await name_of(connection)
+        except (TimeoutError, EOFError, ValueError) as error:
+            _log.debug("p2pd did not say whose stream it was: %r", error)
+            return
+        stream.comes_from(peer)
+        running = asyncio.current_task()
+        assert running is not None
+        running.set_name(f"{protocol} handler on a stream from {peer}")
+        handler = self._served.get(protocol)
+        if handler is not None:
+            await handler(stream)
 
     async def publish_record(self, signed: bytes, *, deadline_s: float) -> bool:
         """Store this peer's signed record for its run; False when nobody accepted it.
@@ -297,6 +308,7 @@ class Libp2pNetwork:
             await self._parts.undo.aclose()
 
     async def _end_streams(self) -> None:
+        self._doorway.close()
         for running in self._handlers:
             running.cancel()
         if self._handlers:

@@ -36,3 +36,19 @@ class NetConfig(BaseModel):
         le=100,
         description="Times that the bootstrap addresses are tried, with growing pauses.",
     )
+    upload_mbit: float = Field(
+        default=0.0,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="The most that this node sends to all peers together, exchanges and state "
+        "transfers alike, in megabits per second. 0: no cap.",
+    )
+    download_mbit: float = Field(
+        default=0.0,
+        ge=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="The most that this node takes from all peers together, in megabits per "
+        "second. 0: no cap.",
+    )

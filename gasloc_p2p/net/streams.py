@@ -4,61 +4,76 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 import base58
-from hivemind.p2p.p2p_daemon_bindings.utils import (
-    ControlFailure,
-    raise_if_failed,
-    read_pbmsg_safe,
-    write_pbmsg,
-)
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, raise_if_failed
 from hivemind.proto import p2pd_pb2
 
 from gasloc_p2p.core.substrate import PeerUnreachableError
 from gasloc_p2p.core.types import BytesLike, PeerId
+from gasloc_p2p.net.capped import Caps
+from gasloc_p2p.net.messages import receive_message, send_message
+from gasloc_p2p.net.sockets import LocalSocket
 
-SLICE_BYTES: Final = 256 * 1024
-"""The most that is handed to the transport at once, and so about the most that it buffers."""
 LINGER_S: Final = 2.0
 
 
 class P2PStream:
     """One bidirectional stream; see `gasloc_p2p.core.substrate.Stream`.
 
+    What has arrived can still be read after a write has failed. When a write is cancelled half-way,
+    the next one sends the rest first, so that messages stay whole. The kernel takes at most
+    `sockets.SEND_BUFFER_BYTES` off a writer and about as much off p2pd.
+
     Args:
         peer_id: identity of the other end, as p2pd's hand-shake with it proved.
-        reader, writer: this process's end of the unix socket.
-        released: called once, when the stream needs no more care.
+        connection: this process's end of the unix socket.
+        caps: what all streams of this node together may send and receive.
+        released: called when the stream needs no more care.
     """
 
     def __init__(
         self,
         peer_id: PeerId,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        connection: LocalSocket,
         *,
+        caps: Caps,
         released: Callable[[P2PStream], None],
     ) -> None:
         self._peer_id = peer_id
-        self._reader = reader
-        self._writer = writer
+        self._connection = connection
+        self._caps = caps
         self._released = released
         self._closed = False
+        self._reading = asyncio.Lock()
+        self._received = b""
+        self._due_s = 0.0
+        self._writing = asyncio.Lock()
+        self._unsent = b""
 
     @property
     def peer_id(self) -> PeerId:
         """Identity of the other end, proved by the transport."""
         return self._peer_id
 
+    def comes_from(self, peer_id: PeerId) -> None:
+        """Say who is at the other end, where that was not known from the start."""
+        self._peer_id = peer_id
+
     async def read(self, max_bytes: int) -> bytes:
         """Return between 1 and `max_bytes` bytes, or b"" once either end has closed."""
-        if self._closed:
-            return b""
-        try:
-            return await self._reader.read(max_bytes)
-        except ConnectionError:
-            return b""
+        cap = self._caps.download
+        async with self._reading:
+            if not self._received:
+                received = await self._connection.receive(min(max_bytes, cap.slice_bytes))
+                # A reader that is cancelled before they are due leaves them to the next one.
+                self._received, self._due_s = received, cap.charge(len(received))
+            await cap.until(self._due_s)
+            if self._closed:
+                return b""
+            data, self._received = self._received[:max_bytes], self._received[max_bytes:]
+        return data
 
     async def write(self, data: BytesLike) -> None:
         """Send `data`, which may be reused afterwards; return once the send buffer is low.
@@ -66,13 +81,25 @@ class P2PStream:
         Raises:
             ConnectionError: the other end is gone, or this one was closed.
         """
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), SLICE_BYTES):
-            if self._closed or self._writer.is_closing():
-                raise ConnectionResetError("the stream is closed")
-            # Event loops may keep a reference to what they could not send yet.
-            self._writer.write(bytes(view[start : start + SLICE_BYTES]))
-            await self._writer.drain()
+        async with self._writing:
+            if unsent := self._unsent:
+                await self._push(memoryview(unsent), begun=True)
+            await self._push(memoryview(data).cast("B"), begun=False)
+
+    async def _push(self, rest: memoryview, *, begun: bool) -> None:
+        """Send `rest`; if that is cancelled after it was begun, keep what is left of it."""
+        cap = self._caps.upload
+        try:
+            while len(rest):
+                due_bytes = min(len(rest), cap.slice_bytes)
+                await cap.until(cap.charge(due_bytes))
+                while due_bytes:
+                    sent = await self._connection.send_some(rest[:due_bytes])
+                    rest, due_bytes, begun = rest[sent:], due_bytes - sent, True
+        except asyncio.CancelledError:
+            self._unsent = bytes(rest) if begun else b""
+            raise
+        self._unsent = b""
 
     async def aclose(self) -> None:
         """Close both directions; what was written still arrives if the other end reads it."""
@@ -83,63 +110,20 @@ class P2PStream:
         if self._closed:
             return
         self._closed = True
-        transport = self._writer.transport
-        if self._reader.at_eof() or transport.is_closing():
-            transport.close()
-        else:
-            self._discard_input()
         asyncio.get_running_loop().call_later(LINGER_S, self.abort)
-
-    def _discard_input(self) -> None:
-        """Half-close: p2pd then delivers what was written before it ends the stream.
-
-        It resets a stream whose socket is closed on unread bytes, and drops the last words.
-        """
-        transport = cast("asyncio.Transport", self._writer.transport)
-        transport.set_protocol(_Discarding(transport.get_protocol(), self._release))
-        self._reader.feed_eof()
-        transport.resume_reading()
-        try:
-            transport.write_eof()
-        except OSError:
-            transport.abort()
+        self._connection.half_close(self._release)
 
     def abort(self) -> None:
         """Drop the stream and whatever is still to be sent."""
         self._closed = True
-        self._writer.transport.abort()
+        self._connection.close()
         self._release()
 
     def _release(self) -> None:
         self._released(self)
 
 
-class _Discarding(asyncio.Protocol):
-    """Takes over a closed stream's socket; what still arrives is dropped."""
-
-    def __init__(self, owner: asyncio.BaseProtocol, ended: Callable[[], None]) -> None:
-        self._owner = owner
-        self._ended = ended
-
-    def pause_writing(self) -> None:
-        self._owner.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._owner.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        # Wakes whoever still waits in `write`.
-        self._owner.connection_lost(exc)
-        self._ended()
-
-
-async def request_stream(
-    peer: PeerId,
-    protocol: str,
-    *,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-) -> None:
+async def request_stream(peer: PeerId, protocol: str, connection: LocalSocket) -> None:
     """Ask p2pd, at the other end of a fresh socket, to connect that socket to `peer`.
 
     hivemind's own call for it leaks the socket when it is cancelled.
@@ -147,14 +131,14 @@ async def request_stream(
     Raises:
         PeerUnreachableError: the peer cannot be reached or does not speak `protocol`.
     """
+    response = p2pd_pb2.Response()
     try:
         peer_bytes = base58.b58decode(peer)
         request = p2pd_pb2.StreamOpenRequest(peer=peer_bytes, proto=[protocol])
-        await write_pbmsg(
-            writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request)
+        await send_message(
+            connection, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request)
         )
-        response = p2pd_pb2.Response()
-        await read_pbmsg_safe(reader, response)
+        await receive_message(connection, response)
         raise_if_failed(response)
     except (ControlFailure, ConnectionError, EOFError, ValueError) as error:
         reason = str(error).removeprefix("Connect failed. msg=") or type(error).__name__

@@ -103,6 +103,7 @@ class Checkpoint:
         memory: what the outer rule remembers, fp32 [P].
         model: state of the inner optimizer and of the data cursor.
         trained_theta: parameters after the last training round, fp32 [P]; None before its end.
+        stepped: how far the last outer step went, fp32 [blocks], for codecs that ask for it.
     """
 
     progress: Progress
@@ -110,6 +111,7 @@ class Checkpoint:
     memory: Tensor
     model: ModelState
     trained_theta: Tensor | None = None
+    stepped: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -310,6 +312,8 @@ def _tensors_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
     tensors = {"theta": checkpoint.theta, "memory": checkpoint.memory}
     if checkpoint.trained_theta is not None:
         tensors["trained_theta"] = checkpoint.trained_theta
+    if checkpoint.stepped is not None:
+        tensors["stepped"] = checkpoint.stepped
     return tensors | {_MODEL + name: part for name, part in checkpoint.model.tensors.items()}
 
 
@@ -324,7 +328,7 @@ def _assembled(progress: Progress, tensors: dict[str, Tensor]) -> Checkpoint:
         for name in list(tensors)
         if name.startswith(_MODEL)
     }
-    if not {"theta", "memory"} <= tensors.keys() <= {"theta", "memory", "trained_theta"}:
+    if not {"theta", "memory"} <= tensors.keys() <= {"theta", "memory", "trained_theta", "stepped"}:
         raise DamagedCheckpointError(f"it has the tensors {', '.join(sorted(tensors))}")
     return Checkpoint(
         progress=progress,
@@ -336,6 +340,7 @@ def _assembled(progress: Progress, tensors: dict[str, Tensor]) -> Checkpoint:
             warmup_steps_left=progress.warmup_steps_left,
         ),
         trained_theta=tensors.get("trained_theta"),
+        stepped=tensors.get("stepped"),
     )
 
 
@@ -351,8 +356,10 @@ def _refuse_unfit(checkpoint: Checkpoint) -> None:
         raise DamagedCheckpointError("its parts disagree about the samples or the warm-up")
     tensors = _tensors_of(checkpoint)
     for name, tensor in tensors.items():
-        if not name.startswith(_MODEL) and (
-            tensor.dtype != torch.float32 or tensor.dim() != 1 or tensor.shape != like.shape
+        if (
+            not name.startswith(_MODEL)
+            and (tensor.dtype != torch.float32 or tensor.dim() != 1 or tensor.shape != like.shape)
+            and name != "stepped"
         ):
             raise DamagedCheckpointError(
                 f"{name} is {tensor.dtype} {list(tensor.shape)} beside {like.numel()} parameters"

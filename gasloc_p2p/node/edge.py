@@ -4,56 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from gasloc_p2p.core.codecs import Coder, CodesError, Offer
 from gasloc_p2p.core.exchange import (
     Agreed,
-    CodesReceived,
+    ChunkArrived,
+    Complete,
+    Cut,
     Event,
     Exchange,
     Finished,
     PartnerHello,
     PartnerRecords,
+    PartnerScales,
+    RepairArrived,
 )
-from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
+from gasloc_p2p.core.substrate import Compute, PeerUnreachableError, Stream
 from gasloc_p2p.core.types import MIXED_KINDS, BytesLike, EdgeKind, EdgeOutcome, PeerId
-from gasloc_p2p.core.wire import Hello, RefuseCode
+from gasloc_p2p.core.wire import FrameType, Hello, RefuseCode
 
 READ_BYTES = 262_144
 FLUSH_S = 2.0
 """How long the last words, a refusal or the final acknowledgement, may take to leave."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Judgement:
-    """What a peer makes of a partner's codes.
-
-    Attributes:
-        received: the partner's contribution, decoded.
-        length: norm of its difference to this peer's own contribution.
-        clip: factor in (0, 1] by which this peer would clip that difference.
-    """
-
-    received: Tensor
-    length: float
-    clip: float
+MAX_RESUMPTIONS = 4
+"""Streams that break more often than this in one edge are given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EdgeCallbacks:
-    """What the exchange asks of the node while it runs.
+class EdgeWork:
+    """What an edge needs of the node while it runs.
 
     Attributes:
-        encode: scales of the partner to this peer's codes for it.
-        judge: the partner's codes and scales to what they are; None when they are not finite.
+        offer: what this peer gives to the mix.
+        compute: runs the codec off the loop.
+        clip: length of a difference to the factor in (0, 1] by which this peer would clip it.
         records: takes the signed records that the partner handed over.
     """
 
-    encode: Callable[[bytes], Awaitable[BytesLike]]
-    judge: Callable[[BytesLike, bytes], Awaitable[Judgement | None]]
+    offer: Offer
+    compute: Compute
+    clip: Callable[[float], float]
     records: Callable[[tuple[bytes, ...]], None]
 
 
@@ -82,36 +75,33 @@ async def run_edge(
     partner: PeerId,
     contact: Callable[[], Awaitable[Contact]],
     exchange: Exchange,
-    callbacks: EdgeCallbacks,
+    work: EdgeWork,
     deadline_s: float,
 ) -> EdgeOutcome:
     """Carry one exchange to its end and say how it ended.
+
+    A stream that breaks on the way is replaced, and the exchange goes on from the first frame that
+    did not arrive.
 
     Args:
         partner: who it is with.
         contact: dials the partner, or waits for it to dial; may raise `DeclinedError`.
         exchange: fresh state machine of this edge.
-        callbacks: what the exchange needs from the node.
+        work: what the exchange needs of the node.
         deadline_s: seconds after which the edge is given up.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    pump = _Pump(exchange, callbacks)
+    pump = _Pump(exchange, work)
     try:
         async with asyncio.timeout(deadline_s):
-            reached = await contact()
-            pump.stream = reached.stream
-            await pump.run(reached.early)
+            await pump.run(contact)
     except TimeoutError:
         await pump.conclude(exchange.expire())
-    except PeerUnreachableError as error:
-        pump.ended = unreachable(error)
-    except DeclinedError as error:
-        pump.ended = error.ended
     finally:
         if pump.stream is not None:
             await pump.stream.aclose()
-    ended, judged = pump.ended, pump.judged
+    ended, coder = pump.ended, pump.coder
     assert ended is not None
     mixes = ended.kind in MIXED_KINDS
     now_s = loop.time()
@@ -119,16 +109,18 @@ async def run_edge(
         partner=partner,
         kind=ended.kind,
         reason=ended.reason,
-        received=judged.received if judged is not None and mixes else None,
-        scales=pump.partner.scales if pump.partner is not None else b"",
+        code=ended.code or "",
+        coder=coder if mixes else None,
         clip=pump.clip,
-        length=judged.length if judged is not None else 0.0,
+        length=pump.length,
         offence=ended.reason if ended.offence else "",
         unconfirmed=pump.partner.unconfirmed if pump.partner is not None else (),
         bytes_sent=exchange.bytes_sent,
         bytes_received=exchange.bytes_received,
         elapsed_s=now_s - began_s,
         wait_s=(pump.met_s if pump.met_s is not None else now_s) - began_s,
+        resumed=pump.resumed,
+        repaired_blocks=coder.repaired_blocks if coder is not None and mixes else 0,
     )
 
 
@@ -150,8 +142,7 @@ async def knock(stream: Stream, exchange: Exchange, *, deadline_s: float) -> Fin
     """
     try:
         async with asyncio.timeout(deadline_s):
-            while (data := exchange.data_to_send()) is not None:
-                await stream.write(data)
+            await stream.write(_small_frames(exchange))
             while answer := await stream.read(READ_BYTES):
                 for event in exchange.receive(answer):
                     if isinstance(event, Finished):
@@ -179,19 +170,33 @@ async def decline_edge(
         exchange: fresh state machine of this edge.
         reason: why, in one sentence.
     """
-    first = exchange.data_to_send()
+    words = _small_frames(exchange)
     [ended] = exchange.refuse(RefuseCode.EXCLUDED, reason)
     assert isinstance(ended, Finished)
-    last = exchange.data_to_send()
+    words += _small_frames(exchange)
     if dial is not None:
-        assert first is not None
-        assert last is not None
         # It cannot be helped if this fails: the partner finds out at its own deadline.
         with contextlib.suppress(TimeoutError, PeerUnreachableError, ConnectionError):
             async with asyncio.timeout(FLUSH_S):
                 # Both at once, or the partner might find the stream closed while it answers.
-                await _say(await dial(), bytes(first) + bytes(last))
-    return EdgeOutcome(partner=partner, kind=ended.kind, reason=ended.reason, excluded=True)
+                await _say(await dial(), words)
+    return EdgeOutcome(
+        partner=partner,
+        kind=ended.kind,
+        reason=ended.reason,
+        code=RefuseCode.EXCLUDED,
+        excluded=True,
+    )
+
+
+def _small_frames(exchange: Exchange) -> bytes:
+    """Return all that an exchange has to say that no codec makes."""
+    said = bytearray()
+    while (item := exchange.next_to_send()) is not None:
+        assert not isinstance(item, Cut)
+        for part in item:
+            said += part
+    return bytes(said)
 
 
 async def _say(stream: Stream, data: bytes) -> None:
@@ -202,33 +207,67 @@ async def _say(stream: Stream, data: bytes) -> None:
 
 
 class _Pump:
-    """Moves bytes between a stream and an exchange, both directions at once."""
+    """Moves bytes between a stream and an exchange, both directions at once.
 
-    def __init__(self, exchange: Exchange, callbacks: EdgeCallbacks) -> None:
+    The stream's own buffers are what overlaps sending, receiving and the codec: while one chunk is
+    encoded or taken, the one before is on its way and the next one arrives.
+    """
+
+    def __init__(self, exchange: Exchange, work: EdgeWork) -> None:
         self.stream: Stream | None = None
         self.ended: Finished | None = None
         self.met_s: float | None = None
         self.partner: Hello | None = None
-        self.judged: Judgement | None = None
+        self.coder: Coder | None = None
         self.clip = 1.0
+        self.length = 0.0
+        self.resumed = 0
         self._exchange = exchange
-        self._callbacks = callbacks
+        self._work = work
+        self._met = asyncio.Event()
         self._wake = asyncio.Event()
 
-    async def run(self, early: bytes) -> None:
+    async def run(self, contact: Callable[[], Awaitable[Contact]]) -> None:
         """Pump until the exchange has finished and its last words are out."""
-        assert self.stream is not None
+        while self.ended is None:
+            try:
+                reached = await contact()
+            except PeerUnreachableError as error:
+                await self._give_up(unreachable(error))
+                return
+            except DeclinedError as error:
+                await self._give_up(error.ended)
+                return
+            if self.stream is not None:
+                await self.stream.aclose()
+                self._exchange.reconnect()
+                self.resumed += 1
+            self.stream = reached.stream
+            await self._pump(reached.stream, reached.early)
+
+    async def _pump(self, stream: Stream, early: bytes) -> None:
+        """Pump until the exchange has finished, or until its stream breaks and may be replaced."""
         async with asyncio.TaskGroup() as tasks:
-            writing = tasks.create_task(self._write(self.stream))
-            if early:
-                await self._handle(self._exchange.receive(early))
-            while self.ended is None:
-                data = await self.stream.read(READ_BYTES)
-                await self._handle(
-                    self._exchange.receive(data) if data else self._exchange.end_of_stream()
-                )
-            await asyncio.wait({writing}, timeout=FLUSH_S)
+            writing = tasks.create_task(self._write(stream))
+            data: bytes | None = early or await stream.read(READ_BYTES)
+            while data:
+                await self._handle(self._exchange.receive(data))
+                data = await stream.read(READ_BYTES) if self.ended is None else None
+            if self.ended is None and not self._may_resume():
+                await self._handle(self._exchange.end_of_stream())
+            if self.ended is not None:
+                await asyncio.wait({writing}, timeout=FLUSH_S)
             writing.cancel()
+
+    def _may_resume(self) -> bool:
+        return self._exchange.resumable and self.resumed < MAX_RESUMPTIONS
+
+    async def _give_up(self, ended: Finished) -> None:
+        """There is no stream, or none any more."""
+        if self.stream is not None:
+            await self._handle(self._exchange.end_of_stream())
+        if self.ended is None or self.ended.kind is EdgeKind.LOST:
+            self.ended = ended
 
     async def conclude(self, events: list[Event]) -> None:
         """Take the exchange's final events after a deadline and flush its last words."""
@@ -242,43 +281,112 @@ class _Pump:
             return
 
     async def _write(self, stream: Stream) -> None:
-        while True:
-            self._wake.clear()
-            await self._flush(stream)
+        while await self._flush(stream):
             if self._exchange.finished:
                 return
             await self._wake.wait()
 
-    async def _flush(self, stream: Stream) -> None:
+    async def _flush(self, stream: Stream) -> bool:
+        """Write all that there is to say; False when the stream takes no more."""
         try:
-            while (data := self._exchange.data_to_send()) is not None:
-                await stream.write(data)
+            self._wake.clear()
+            while (item := self._exchange.next_to_send()) is not None:
+                for part in await self._made(item) if isinstance(item, Cut) else item:
+                    await stream.write(part)
         except ConnectionError:
-            await self._handle(self._exchange.end_of_stream())
+            # What the partner said last may still be there to read; the reader finds the end.
+            return False
+        return True
+
+    async def _made(self, cut: Cut) -> tuple[BytesLike, ...]:
+        await self._met.wait()
+        coder = self.coder
+        if coder is None:
+            return ()
+
+        def make() -> tuple[BytesLike, ...]:
+            if cut.kind is FrameType.CHUNK:
+                return cut.frame(coder.encode(cut.index))
+            return cut.frame(coder.repair(cut.index, cut.bad))
+
+        return await self._work.compute.run(make)
 
     async def _handle(self, events: list[Event]) -> None:
         for event in events:
             match event:
                 case PartnerHello(hello=hello):
-                    self.met_s = asyncio.get_running_loop().time()
+                    self.met_s = self.met_s or asyncio.get_running_loop().time()
                     self.partner = hello
-                    codes = await self._callbacks.encode(hello.scales)
-                    self._exchange.send_codes(codes)
                 case PartnerRecords(records=records):
-                    self._callbacks.records(records)
-                case CodesReceived(codes=codes):
-                    await self._judge(codes)
+                    self._work.records(records)
+                case PartnerScales(scales=scales):
+                    await self._meet(scales)
+                case ChunkArrived():
+                    await self._take(event)
+                case RepairArrived():
+                    await self._take_repair(event)
+                case Complete():
+                    await self._judge()
                 case Agreed(clip=clip):
                     self.clip = clip
                 case Finished():
                     self.ended = event
         self._wake.set()
 
-    async def _judge(self, codes: BytesLike) -> None:
-        assert self.partner is not None
-        self.judged = await self._callbacks.judge(codes, self.partner.scales)
-        if self.judged is None:
-            words = "the parameters are not finite numbers"
-            await self._handle(self._exchange.refuse(RefuseCode.NON_FINITE, words))
+    async def _meet(self, scales: bytes) -> None:
+        try:
+            self.coder = await self._work.compute.run(lambda: self._work.offer.coder(scales))
+        except CodesError as fault:
+            await self._refuse(RefuseCode.CORRUPT, str(fault))
+        self._met.set()
+
+    async def _take(self, event: ChunkArrived) -> None:
+        coder = self.coder
+        assert coder is not None
+
+        def take() -> bytes | None:
+            return coder.take(event.index, event.data) if event.intact() else None
+
+        try:
+            bad = await self._work.compute.run(take)
+        except CodesError as fault:
+            await self._refuse(RefuseCode.CORRUPT, str(fault))
+            return
+        if bad is None:
+            await self._refuse(RefuseCode.CORRUPT, f"chunk {event.index} does not match its digest")
         else:
-            await self._handle(self._exchange.accept(clip=self.judged.clip))
+            await self._handle(self._exchange.checked(event.index, bad))
+
+    async def _take_repair(self, event: RepairArrived) -> None:
+        coder = self.coder
+        assert coder is not None
+
+        def take() -> bool | None:
+            if not event.intact():
+                return None
+            return coder.take_repair(event.index, event.bad, event.data)
+
+        try:
+            matches = await self._work.compute.run(take)
+        except CodesError as fault:
+            await self._refuse(RefuseCode.CORRUPT, str(fault))
+            return
+        if matches is None:
+            await self._refuse(
+                RefuseCode.CORRUPT, f"the repair of chunk {event.index} does not match its digest"
+            )
+        else:
+            await self._handle(self._exchange.repaired(event.index, matches))
+
+    async def _judge(self) -> None:
+        coder = self.coder
+        assert coder is not None
+        squares = await self._work.compute.run(coder.square_distance)
+        if not math.isfinite(squares):
+            await self._refuse(RefuseCode.NON_FINITE, "the parameters are not finite numbers")
+            return
+        self.length = math.sqrt(squares)
+        await self._handle(self._exchange.accept(clip=self._work.clip(self.length)))
+
+    async def _refuse(self, code: RefuseCode, words: str) -> None:
+        await self._handle(self._exchange.refuse(code, words))

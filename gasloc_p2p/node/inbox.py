@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from gasloc_p2p.core.exchange import Exchange, Finished
+import msgspec
+
+from gasloc_p2p.core.exchange import Cut, Exchange, Finished
 from gasloc_p2p.core.substrate import Stream
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.core.wire import Hello, ProtocolError, RefuseCode, pack_message, read_hello
@@ -42,6 +44,7 @@ class Inbox:
         self._told: set[PeerId] = set()
         self._round = 0
         self._expected: frozenset[PeerId] | None = None
+        self._over: set[PeerId] = set()
         self._held: dict[tuple[int, PeerId], asyncio.Future[_Held]] = {}
         self._holding = 0
 
@@ -59,7 +62,7 @@ class Inbox:
                 # The smaller id dials: this is a knock, and it is not refused.
                 return
             held = _Held(stream, early, hello)
-            self._place(hello.round, stream.peer_id).set_result(held)
+            self._free_place(hello.round, stream.peer_id).set_result(held)
             self._holding += 1
             try:
                 await held.done.wait()
@@ -90,9 +93,6 @@ class Inbox:
             self._tell(peer, disagreement)
             return answer
         no_edge = self._no_edge(peer, hello.round)
-        if no_edge is None and self._place(hello.round, peer).done():
-            reason = f"round {hello.round} already has a stream from {peer}"
-            no_edge = RefuseCode.NOT_PARTNER, reason
         if no_edge is None:
             return None
         answer.refuse(*no_edge)
@@ -104,7 +104,8 @@ class Inbox:
         What came after the Hello is for the edge, even if it is a refusal.
         """
         answer = Exchange(hello=self._own_hello(hello.round), partner=peer, dialer=False)
-        events = answer.receive(pack_message(hello))
+        # Nothing has been sent here that a resumed exchange could have taken.
+        events = answer.receive(pack_message(msgspec.structs.replace(hello, received=0)))
         ended = [event for event in events if isinstance(event, Finished)]
         return answer, ended[0].reason if ended else ""
 
@@ -123,6 +124,8 @@ class Inbox:
         elif round == self._round and self._expected is not None:
             if peer not in self._expected:
                 reason = f"this peer has no edge with {peer} in round {round}"
+            elif peer in self._over:
+                reason = f"the edge of round {round} with {peer} is over here"
         elif round > self._round + ROUNDS_AHEAD or self._holding >= HELD_STREAMS:
             reason = f"too early for round {round}, this peer is in round {self._round}"
         return (RefuseCode.NOT_PARTNER, reason) if reason else None
@@ -132,6 +135,15 @@ class Inbox:
         if key not in self._held:
             self._held[key] = asyncio.get_running_loop().create_future()
         return self._held[key]
+
+    def _free_place(self, round: int, peer: PeerId) -> asyncio.Future[_Held]:
+        """Return the place of a stream; the one that it takes the place of has broken."""
+        place = self._place(round, peer)
+        if not place.done():
+            return place
+        place.result().done.set()
+        del self._held[round, peer]
+        return self._place(round, peer)
 
     def start_at(self, round: int) -> None:
         """Keep streams for `round`, the first that this peer takes part in, instead of round 0."""
@@ -146,6 +158,7 @@ class Inbox:
         """
         self._round = round
         self._expected = frozenset(partners)
+        self._over.clear()
         for (held_round, peer), place in list(self._held.items()):
             if held_round < round or (held_round == round and peer not in self._expected):
                 self._drop(held_round, peer, place)
@@ -167,10 +180,18 @@ class Inbox:
         The claimer owns the stream from here on and calls `release` when it is through.
         """
         held = await asyncio.shield(self._place(round, partner))
+        while held.claimed:
+            # It broke, and the partner has yet to dial again.
+            held.done.set()
+            del self._held[round, partner]
+            held = await asyncio.shield(self._place(round, partner))
+        held.claimed = True
         return Contact(stream=held.stream, early=held.early)
 
     def release(self, round: int, partner: PeerId) -> None:
-        """End the handler of a claimed stream; harmless if there was none."""
+        """End the handler of a claimed stream, if there is one, and take no other one."""
+        if round == self._round:
+            self._over.add(partner)
         place = self._held.pop((round, partner), None)
         if place is None:
             return
@@ -193,13 +214,16 @@ class _Held:
         self.early = early
         self.hello = hello
         self.done = asyncio.Event()
+        self.claimed = False
         self.refusal: Exchange | None = None
 
 
 async def _say(stream: Stream, refusal: Exchange) -> None:
     try:
         async with asyncio.timeout(REFUSAL_DEADLINE_S):
-            while (data := refusal.data_to_send()) is not None:
-                await stream.write(data)
+            while (frame := refusal.next_to_send()) is not None:
+                assert not isinstance(frame, Cut)
+                for part in frame:
+                    await stream.write(part)
     except (TimeoutError, ConnectionError):
         return

@@ -19,6 +19,7 @@ from gasloc_p2p.core.transfer import STATE_PROTOCOL, StateRequest
 from gasloc_p2p.core.types import MIXED_KINDS
 from gasloc_p2p.node.arrival import Arrival
 from gasloc_p2p.node.checkpoint import Checkpoint, CheckpointStore
+from gasloc_p2p.node.dialling import EXCHANGE_PROTOCOL
 from gasloc_p2p.node.donor import Donor
 from gasloc_p2p.node.events import (
     Jumped,
@@ -30,7 +31,7 @@ from gasloc_p2p.node.events import (
     Waiting,
 )
 from gasloc_p2p.node.membership import Membership
-from gasloc_p2p.node.peer import EXCHANGE_PROTOCOL, Peer
+from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.report import RoundReport, peer_report
 from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.node.round import run_round
@@ -262,7 +263,7 @@ class Node:
             async with asyncio.timeout(patience_s):
                 await membership.refresh()
                 while slower := membership.lapsing(self._round):
-                    if not any([await peer.can_dial(partner) for partner in slower]):
+                    if not any([await peer.dialling.can_dial(partner) for partner in slower]):
                         return
                     # As of the round before, or they would take themselves for left behind.
                     await membership.renew(self._round - 1, cycle_s=peer.cycle_s)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import statistics
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
+from blake3 import blake3
 from torch import Tensor
 
 from gasloc_p2p.config import Config
-from gasloc_p2p.core.codecs import codec_named
-from gasloc_p2p.core.exchange import Exchange, Finished
+from gasloc_p2p.core.codecs import Keys, Layout, Offer, codec_named
+from gasloc_p2p.core.exchange import Exchange
 from gasloc_p2p.core.guard import Guard
 from gasloc_p2p.core.outer import OuterRule, OuterState, outer_rule
 from gasloc_p2p.core.pace import Pace, RoundPhase, lr_at
@@ -23,29 +23,18 @@ from gasloc_p2p.core.substrate import (
     LocalModel,
     ModelState,
     Network,
-    PeerUnreachableError,
-    Stream,
 )
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
 from gasloc_p2p.node.checkpoint import Checkpoint, Progress
-from gasloc_p2p.node.edge import FLUSH_S, Contact, DeclinedError, knock, unreachable
+from gasloc_p2p.node.dialling import Dialling
+from gasloc_p2p.node.drift import Drift
 from gasloc_p2p.node.events import Notice, Observer
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.node.membership import Membership
 from gasloc_p2p.node.report import RoundReport
 
-KNOCK_PERIOD_S = 0.75
-KNOCK_DEADLINE_S = 5.0
-KNOCK_ANSWER_S = 2.0
-KNOCKS = 2
-"""A dead partner is given up after this many failed knocks, less than 2 s after it is gone."""
-
-EXCHANGE_PROTOCOL = "gasloc/exchange/1"
 REMEMBERED_CYCLES = 5
-REDIAL_S = (0.25, 0.5, 1.0)
-FIRST_REDIAL_S = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Pauses between dials; a partner never met before may still be spreading its address."""
 
 
 def inner_lr(config: Config, position: float) -> float:
@@ -59,6 +48,11 @@ def inner_lr(config: Config, position: float) -> float:
         min_ratio=inner.min_lr_ratio,
         schedule=inner.schedule,
     )
+
+
+def _key(*parts: int | str) -> int:
+    """Return 64 bits that follow from `parts` alone."""
+    return int.from_bytes(blake3(" ".join(map(str, parts)).encode()).digest(length=8), "big")
 
 
 class Peer:
@@ -104,13 +98,19 @@ class Peer:
         self.observe = observe
         self.guard = Guard(active=gossip.guard)
         self.inbox = Inbox(self._plain_hello, observe, self.left_out)
+        self.dialling = Dialling(
+            network=network,
+            inbox=self.inbox,
+            hello=self._plain_hello,
+            ceiling_s=config.pace.edge_ceiling_s,
+        )
         self.theta: Tensor = learner.theta()
         self.memory: OuterState = self.rule.initial(self.theta)
+        self.drift = Drift(self.codec, elements=self.theta.numel(), vectors=self.rule.vectors)
         self.model_state: ModelState = learner.state()
         self.transfer_s = 0.0
         self._run_digest = run_digest
         self._cycles_s: deque[float] = deque(maxlen=REMEMBERED_CYCLES)
-        self._reached: set[PeerId] = set()
         self._unconfirmed: dict[PeerId, deque[int]] = {}
 
     @property
@@ -144,9 +144,29 @@ class Peer:
             ceiling_s=pace.edge_ceiling_s,
         )
 
-    def hello(self, t: int, partner: PeerId | None, roster_digest: bytes, scales: bytes) -> Hello:
-        """What this peer says first on an edge of round t."""
+    def layout(self, t: int) -> Layout:
+        """How what this peer gives to round t is cut on the wire."""
         rule = self.closing_rule if self.is_closing(t) else self.rule
+        return self.codec.layout(rule.vectors * self.theta.numel(), self.config.gossip.chunk_bytes)
+
+    def offer(self, t: int, vector: Tensor, motion: Tensor | None) -> Offer:
+        """What this peer gives to round t, as its codec sees it.
+
+        Args:
+            t: the round.
+            vector: the outgoing tensor, fp32 [P] or a multiple of it.
+            motion: how far this peer has moved, if the codec asks for it; see `Drift`.
+        """
+        return self.codec.offer(
+            vector,
+            motion=motion,
+            keys=Keys(round=_key(self.seed, t), own=_key(self.seed, t, self.id)),
+            chunk_bytes=self.config.gossip.chunk_bytes,
+        )
+
+    def hello(self, t: int, partner: PeerId | None, roster_digest: bytes) -> Hello:
+        """What this peer says first on an edge of round t."""
+        layout = self.layout(t)
         return Hello(
             protocol_min=PROTOCOL_VERSION,
             protocol_max=PROTOCOL_VERSION,
@@ -156,29 +176,25 @@ class Peer:
             round=t,
             roster_digest=roster_digest,
             codec=self.codec.name,
-            code_bytes=self.codec.code_bytes(rule.vectors * self.theta.numel()),
+            code_bytes=layout.code_bytes,
             chunk_bytes=self.config.gossip.chunk_bytes,
-            scales=scales,
+            scale_bytes=layout.scale_bytes,
             unconfirmed=tuple(self._unconfirmed.get(partner, ())) if partner else (),
         )
 
     def _plain_hello(self, t: int) -> Hello:
-        return self.hello(t, None, b"", b"")
+        return self.hello(t, None, b"")
 
     def new_exchange(self, t: int, partner: PeerId, roster: Roster, scales: bytes) -> Exchange:
         """Return the fresh state machine of this round's edge with `partner`."""
         return Exchange(
-            hello=self.hello(t, partner, roster.digest, scales),
+            hello=self.hello(t, partner, roster.digest),
+            layout=self.layout(t),
+            scales=scales,
             partner=partner,
             dialer=self.id < partner,
             records=self.membership.book.records_for_partner(),
         )
-
-    def contact(self, t: int, partner: PeerId) -> Callable[[], Awaitable[Contact]]:
-        """Return how to reach `partner` in round t: the smaller id dials."""
-        if self.id < partner:
-            return lambda: self._dial(partner)
-        return lambda: self._await_dial(t, partner)
 
     def left_out(self, partner: PeerId, t: int) -> str:
         """Say why this peer leaves `partner` out in round t; empty when it does not."""
@@ -186,87 +202,6 @@ class Peer:
             return ""
         rounds = self.guard.excluded_through(partner) - t + 1
         return f"left out for {rounds} rounds after repeated offences"
-
-    def brief_dial(self, partner: PeerId) -> Callable[[], Awaitable[Stream]] | None:
-        """Return how to dial `partner` once, for a few words; None where the partner dials."""
-        if self.id > partner:
-            return None
-        return lambda: self.network.open_stream(partner, EXCHANGE_PROTOCOL, deadline_s=FLUSH_S)
-
-    async def _dial(self, partner: PeerId) -> Contact:
-        """Dial until it works; the patience is short for a partner that was reached before."""
-        pauses_s = REDIAL_S if partner in self._reached else FIRST_REDIAL_S
-        for pause_s in (*pauses_s, None):
-            try:
-                stream = await self.network.open_stream(
-                    partner, EXCHANGE_PROTOCOL, deadline_s=self.config.pace.edge_ceiling_s
-                )
-            except PeerUnreachableError:
-                if pause_s is None:
-                    raise
-                await asyncio.sleep(pause_s)
-            else:
-                self._reached.add(partner)
-                return Contact(stream=stream)
-        raise AssertionError("unreachable: the last attempt returns or raises")
-
-    async def _await_dial(self, t: int, partner: PeerId) -> Contact:
-        """Wait for the partner's stream, or until it is known that none will come.
-
-        Raises:
-            DeclinedError: the partner could be reached earlier and cannot be any more, or it has
-                no such edge, or is in a later round.
-        """
-        async with asyncio.TaskGroup() as tasks:
-            dialled = tasks.create_task(self.inbox.claim(t, partner))
-            gone = tasks.create_task(self._until_hopeless(t, partner))
-            await asyncio.wait({dialled, gone}, return_when=asyncio.FIRST_COMPLETED)
-            dialled.cancel()
-            gone.cancel()
-        if dialled.cancelled():
-            raise DeclinedError(gone.result())
-        return dialled.result()
-
-    async def _until_hopeless(self, t: int, partner: PeerId) -> Finished:
-        """Knock now and then; return how the edge of round t ends when no stream will come.
-
-        A partner that never could be dialled may still dial, so its silence says nothing; hence
-        the knock at a stranger's door at once, while it is likely to be there.
-        """
-        missed = 0
-        while True:
-            if partner in self._reached:
-                await asyncio.sleep(KNOCK_PERIOD_S)
-            try:
-                stream = await self.network.open_stream(
-                    partner, EXCHANGE_PROTOCOL, deadline_s=KNOCK_DEADLINE_S
-                )
-            except PeerUnreachableError as error:
-                if partner not in self._reached:
-                    await asyncio.Event().wait()
-                missed += 1
-                if missed == KNOCKS:
-                    return unreachable(error)
-            except TimeoutError:
-                continue
-            else:
-                self._reached.add(partner)
-                missed = 0
-                asked = Exchange(hello=self._plain_hello(t), partner=partner, dialer=True)
-                refused = await knock(stream, asked, deadline_s=KNOCK_ANSWER_S)
-                if refused is not None and refused.kind is not EdgeKind.LOST:
-                    return refused
-
-    async def can_dial(self, partner: PeerId) -> bool:
-        """Whether `partner` takes a stream, as it does however busy it is."""
-        try:
-            stream = await self.network.open_stream(
-                partner, EXCHANGE_PROTOCOL, deadline_s=KNOCK_DEADLINE_S
-            )
-        except (PeerUnreachableError, TimeoutError):
-            return False
-        await stream.aclose()
-        return True
 
     def checkpoint(
         self,
@@ -305,6 +240,7 @@ class Peer:
             memory=self.memory.memory,
             model=self.model_state,
             trained_theta=trained_theta,
+            stepped=self.drift.stepped if self.codec.checked else None,
         )
 
     async def recall(self, saved: Checkpoint) -> None:
@@ -317,6 +253,7 @@ class Peer:
 
         await self.compute.run(take_over)
         self.theta, self.memory = saved.theta, OuterState(memory=saved.memory)
+        self.drift.restore(saved.stepped)
         self.guard = Guard(progress.guard, active=self.config.gossip.guard)
         for partner, rounds in progress.unconfirmed.items():
             self._unconfirmed[partner] = deque(rounds, maxlen=MAX_UNCONFIRMED)

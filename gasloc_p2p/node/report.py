@@ -16,8 +16,11 @@ class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
     partner: PeerId
     kind: EdgeKind
     reason: str = ""
+    code: str = ""
     clip: float = 1.0
     excluded: bool = False
+    resumed: int = 0
+    repaired_blocks: int = 0
 
 
 class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +56,8 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
 class EdgeCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Edges of all rounds by outcome; `unpaired` counts rounds without a partner.
 
-    `clipped` are among those that were mixed, `excluded` among the refused ones.
+    `clipped` are among those that were mixed, `excluded` among the refused ones; `resumed` counts
+    streams that broke and were replaced.
     """
 
     applied: int = 0
@@ -66,6 +70,7 @@ class EdgeCounts(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     clipped: int = 0
     excluded: int = 0
+    resumed: int = 0
 
 
 class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +89,8 @@ class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
     exchange_s: float
     wait_s: float
     reverted: int = 0
+    repaired_blocks: int = 0
+    refusals: dict[str, int] = {}
     theta_digest: str | None
 
 
@@ -108,8 +115,11 @@ def round_report(
                 partner=edge.partner,
                 kind=edge.kind,
                 reason=edge.reason,
+                code=edge.code,
                 clip=edge.clip,
                 excluded=edge.excluded,
+                resumed=edge.resumed,
+                repaired_blocks=edge.repaired_blocks,
             )
             for edge in outcomes
         ),
@@ -146,7 +156,10 @@ def peer_report(
             unpaired=sum(not report.edges and not report.all_reduces for report in rounds),
             clipped=sum(edge.clip < 1 for edge in edges),
             excluded=sum(edge.excluded for edge in edges),
+            resumed=sum(edge.resumed for edge in edges),
         ),
+        repaired_blocks=sum(edge.repaired_blocks for edge in edges),
+        refusals=dict(Counter(edge.code for edge in edges if edge.code)),
         bytes_sent=sum(report.bytes_sent for report in rounds),
         bytes_received=sum(report.bytes_received for report in rounds),
         train_s=sum(report.train_s for report in rounds),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from gasloc_p2p.core.codecs import Offer
 from gasloc_p2p.core.guard import distance
-from gasloc_p2p.core.outer import MixPart, OuterRule, mix
+from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.core.roster import Roster
 from gasloc_p2p.core.topology import Graph, build_graph
-from gasloc_p2p.core.types import BytesLike, EdgeOutcome, PeerId
-from gasloc_p2p.node.contribution import Contribution, is_finite
-from gasloc_p2p.node.edge import EdgeCallbacks, Judgement, decline_edge, run_edge
+from gasloc_p2p.core.types import EdgeOutcome, PeerId
+from gasloc_p2p.node.edge import EdgeWork, decline_edge, run_edge
 from gasloc_p2p.node.events import RoundStarted
 from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.report import RoundReport, round_report
@@ -47,22 +48,26 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
 
     # Parameters travel both ways over each edge; a failed edge is a value.
     exchange_began_s = now_s()
-    theta_h, offer, finite_steps = await peer.compute.run(lambda: _contribute(peer, rule, t))
-    if not finite_steps:
+    theta_h, outgoing, finite = await peer.compute.run(lambda: _contribute(peer, rule, t))
+    if reverted := not finite:
         await peer.take_back(t, "the local steps")
-        theta_h, offer, _ = await peer.compute.run(lambda: _contribute(peer, rule, t))
+        theta_h, outgoing, _ = await peer.compute.run(lambda: _contribute(peer, rule, t))
+    motion = await peer.compute.run(lambda: peer.drift.motion(peer.theta, theta_h))
+    offer = await peer.compute.run(lambda: peer.offer(t, outgoing, motion))
     edges = await _exchange(peer, t, partners, offer, roster)
 
     # m_i = sum_j W_ij theta_j^H, in peer order; a failed edge leaves its weight with this peer.
     # D_i = theta_i - m_i;  v_i <- gamma v_i + D_i;  theta_i <- theta_i - eta (D_i + gamma v_i)
+    mixed = await peer.compute.run(lambda: _mixed(peer, graph, edges, outgoing))
     theta, memory = await peer.compute.run(
-        lambda: rule.step(peer.theta, theta_h, _mixed(peer, graph, edges, offer), peer.memory)
+        lambda: rule.step(peer.theta, theta_h, mixed, peer.memory)
     )
-    finite = await peer.compute.run(lambda: is_finite(theta, memory.memory))
-    if finite:
+    if await peer.compute.run(lambda: is_finite(theta, memory.memory)):
+        await peer.compute.run(lambda: peer.drift.note_step(peer.theta, theta))
         peer.theta, peer.memory = theta, memory
         await peer.compute.run(lambda: peer.learner.load(peer.theta))
     else:
+        reverted = True
         await peer.take_back(t, "the outer step")
     peer.membership.close_round(t)
     return round_report(
@@ -70,7 +75,7 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
         closing=closing,
         losses=losses,
         outcomes=edges,
-        reverted=not (finite_steps and finite),
+        reverted=reverted,
         train_s=exchange_began_s - train_began_s,
         exchange_s=now_s() - exchange_began_s,
     )
@@ -88,41 +93,39 @@ async def _local_steps(peer: Peer, t: int) -> list[float]:
     return losses
 
 
-def _contribute(peer: Peer, rule: OuterRule, t: int) -> tuple[Tensor, Contribution, bool]:
+def _contribute(peer: Peer, rule: OuterRule, t: int) -> tuple[Tensor, Tensor, bool]:
     """Return theta^H, what this peer gives to the mix, and whether both are finite."""
     theta_h = peer.learner.theta()
     outgoing = rule.outgoing(peer.theta, theta_h, peer.memory)
     peer.guard.open_round(t, motion=distance(peer.theta, theta_h))
-    return theta_h, Contribution(outgoing, peer.codec), is_finite(theta_h, outgoing)
+    return theta_h, outgoing, is_finite(theta_h, outgoing)
 
 
 async def _exchange(
-    peer: Peer, t: int, partners: Sequence[PeerId], offer: Contribution, roster: Roster
+    peer: Peer, t: int, partners: Sequence[PeerId], offer: Offer, roster: Roster
 ) -> list[EdgeOutcome]:
     """Run the edges of round t side by side; outcomes come back in peer order."""
-
-    async def encode(partner_scales: bytes) -> BytesLike:
-        return await peer.compute.run(lambda: offer.codes(partner_scales))
-
-    async def judge(codes: BytesLike, partner_scales: bytes) -> Judgement | None:
-        return await peer.compute.run(lambda: offer.judge(codes, partner_scales, peer.guard))
-
-    callbacks = EdgeCallbacks(encode=encode, judge=judge, records=peer.membership.take_records)
+    work = EdgeWork(
+        offer=offer,
+        compute=peer.compute,
+        clip=peer.guard.factor,
+        records=peer.membership.take_records,
+    )
 
     async def edge(partner: PeerId) -> EdgeOutcome:
         exchange = peer.new_exchange(t, partner, roster, offer.scales)
         if left_out := peer.left_out(partner, t):
             return await decline_edge(
                 partner=partner,
-                dial=peer.brief_dial(partner),
+                dial=peer.dialling.brief_dial(partner),
                 exchange=exchange,
                 reason=left_out,
             )
         return await run_edge(
             partner=partner,
-            contact=peer.contact(t, partner),
+            contact=peer.dialling.contact(t, partner),
             exchange=exchange,
-            callbacks=callbacks,
+            work=work,
             deadline_s=peer.edge_deadline_s(t, partner, roster),
         )
 
@@ -137,19 +140,20 @@ async def _exchange(
     return outcomes
 
 
-def _mixed(peer: Peer, graph: Graph, edges: Sequence[EdgeOutcome], offer: Contribution) -> Tensor:
+def _mixed(peer: Peer, graph: Graph, edges: Sequence[EdgeOutcome], outgoing: Tensor) -> Tensor:
     """Mix what arrived against this peer's own copy as its partner understood it, codec and all.
 
     Only differences of such copies enter, clipped by the factor that both sides agreed on, so that
     neither codecs nor clipping move the mean of the swarm.
     """
-    parts = [
-        MixPart(
-            weight=graph.weight(peer.id, edge.partner) * edge.clip,
-            received=edge.received,
-            own_copy=offer.copy(edge.scales),
-        )
-        for edge in edges
-        if edge.received is not None
-    ]
-    return mix(offer.vector, parts, alpha=peer.alpha)
+    mixed = outgoing.clone()
+    for edge in edges:
+        if edge.coder is not None:
+            weight = graph.weight(peer.id, edge.partner) * edge.clip
+            edge.coder.add_difference(mixed, peer.alpha * weight)
+    return mixed
+
+
+def is_finite(*tensors: Tensor) -> bool:
+    """Whether all elements are finite numbers."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

@@ -63,7 +63,8 @@ class MemoryStream:
 
     async def write(self, data: BytesLike) -> None:
         """Send `data` once the other end has read enough of what came before."""
-        await self._outgoing.put(data)
+        if len(data):
+            await self._outgoing.put(data)
 
     async def aclose(self) -> None:
         """Close both directions; bytes already written can still be read."""

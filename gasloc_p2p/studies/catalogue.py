@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.studies.codec import CodecStudy
 from gasloc_p2p.studies.local_steps import LocalSteps
 from gasloc_p2p.studies.multi_step import MultiStep
 from gasloc_p2p.studies.outer_sensitivity import OuterSensitivity
@@ -82,6 +83,13 @@ STUDIES: Mapping[str, Scales] = {
         Scales(
             quick=PoisonStudy(),
             full=PoisonStudy(
+                models=FULL_MODELS,
+                defaults={**FULL_DEFAULTS, "run.rounds": 40, "inner.local_steps": 30},
+            ),
+        ),
+        Scales(
+            quick=CodecStudy(),
+            full=CodecStudy(
                 models=FULL_MODELS,
                 defaults={**FULL_DEFAULTS, "run.rounds": 40, "inner.local_steps": 30},
             ),

@@ -81,6 +81,10 @@ class SwarmResult(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
         simulated_s: virtual seconds of training.
         wall_s: real seconds.
         curve: validation losses on the way, when the peers try their models.
+        bits_per_parameter: sent in one direction of an edge that was mixed, everything counted, in
+            the mean over all edges and rounds; None without any.
+        repaired_shares: of the blocks that were exchanged, by round, closing rounds too; empty for
+            codecs that repair nothing.
     """
 
     initial_val_loss: float | None
@@ -92,6 +96,8 @@ class SwarmResult(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
     simulated_s: float | None
     wall_s: float
     curve: tuple[CurvePoint, ...] = ()
+    bits_per_parameter: float | None = None
+    repaired_shares: tuple[float, ...] = ()
 
     @property
     def diverged(self) -> bool:

@@ -108,11 +108,11 @@ def loss_cell(outcomes: Sequence[Outcome], **wanted: Label) -> str:
     return f"{text} ({diverged} of {len(results)} diverged)" if diverged else text
 
 
-def verdict_sentence(claim: Claim, verdicts: Mapping[str, Verdict]) -> str:
+def verdict_sentence(words: str, verdicts: Mapping[str, Verdict]) -> str:
     """Return a claim with where it holds, where it does not, and where it is not decided.
 
     Args:
-        claim: the claim.
+        words: the claim as a sentence without its verdict.
         verdicts: by where they were reached, such as "8 peers"; an empty key is everywhere.
     """
     places: dict[Verdict, list[str]] = {}
@@ -122,4 +122,4 @@ def verdict_sentence(claim: Claim, verdicts: Mapping[str, Verdict]) -> str:
         f"{verdict} at {', '.join(where)}" if all(where) else verdict
         for verdict, where in places.items()
     ]
-    return f"{claim.words}: {'; '.join(parts)}."
+    return f"{words}: {'; '.join(parts)}."

@@ -13,16 +13,17 @@ MISSING = "–"
 
 def loss_text(value: Estimate | None) -> str:
     """Return a loss with its interval, as 2.0104 ± 0.0012."""
-    return _with_interval(value, ".4f")
+    return interval_text(value, ".4f")
 
 
 def percent_text(value: Estimate | None) -> str:
     """Return a signed difference in percent with its interval, as +0.31 ± 0.12 %."""
-    text = _with_interval(value, "+z.2f")
+    text = interval_text(value, "+z.2f")
     return text if value is None else f"{text} %"
 
 
-def _with_interval(value: Estimate | None, form: str) -> str:
+def interval_text(value: Estimate | None, form: str) -> str:
+    """Return a mean with its interval, both in the format `form`."""
     if value is None:
         return MISSING
     width = "" if value.half_width is None else f" ± {value.half_width:{form.lstrip('+z')}}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.machine import usable_cores, visible_gpus
 from gasloc_p2p.studies.cell import SwarmCell
 from gasloc_p2p.studies.estimate import (
     device_gib,
@@ -12,7 +13,6 @@ from gasloc_p2p.studies.estimate import (
     train_flops,
     train_tokens,
 )
-from gasloc_p2p.studies.machine import usable_cores, visible_gpus
 from gasloc_p2p.studies.run import Plan
 
 PROBE = {"model.preset": "tiny", "inner.batch_size": 8, "simulate.engine": "batched"}

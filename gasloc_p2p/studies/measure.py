@@ -22,6 +22,7 @@ from gasloc_p2p.studies.cell import (
     SwarmResult,
 )
 from gasloc_p2p.studies.study import cell_config
+from gasloc_p2p.studies.traffic import Traffic, exchanged_blocks
 
 Told = Callable[[int], None]
 """Told how many rounds are done."""
@@ -45,17 +46,22 @@ def run_cell(cell: Cell, told: Told) -> Result:
 def run_swarm(cell: SwarmCell, told: Told) -> SwarmResult:
     """Simulate a swarm."""
     config = cell_config(cell)
+    traffic = Traffic()
     finished = 0
 
     def observe(index: int, event: Event) -> None:
         nonlocal finished
-        if isinstance(event, RoundFinished) and not event.report.closing:
+        if not isinstance(event, RoundFinished):
+            return
+        traffic.note(event.report)
+        if not event.report.closing:
             finished += 1
             if finished % cell.peers == 0:
                 told(finished // cell.peers)
 
     simulation = simulate(config, peers=cell.peers, observe=observe, algorithm=cell.algorithm)
     report, honest = simulation.report, [result.report for result in simulation.honest]
+    parameters = simulation.results[0].theta.numel()
     own = [peer.val_loss for peer in honest if peer.val_loss is not None]
     return SwarmResult(
         initial_val_loss=finite(report.initial_val_loss),
@@ -70,6 +76,8 @@ def run_swarm(cell: SwarmCell, told: Told) -> SwarmResult:
             CurvePoint(round=point.round, time_s=point.time_s, val_loss=finite(point.val_loss))
             for point in report.curve
         ),
+        bits_per_parameter=traffic.bits_per_parameter(parameters),
+        repaired_shares=traffic.repaired_shares(exchanged_blocks(config, parameters)),
     )
 
 

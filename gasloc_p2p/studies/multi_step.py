@@ -107,7 +107,9 @@ class MultiStep(Study):
         return Summary(
             tables=tables,
             verdicts=tuple(
-                verdict_sentence(CLAIMS[label], found) for label, found in verdicts.items() if found
+                verdict_sentence(CLAIMS[label].words, found)
+                for label, found in verdicts.items()
+                if found
             ),
             reading=(
                 "Loss: validation loss of the averaged model after the last training round, in "

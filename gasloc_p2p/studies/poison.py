@@ -87,7 +87,8 @@ class PoisonStudy(Study):
         return Summary(
             tables=tuple(_table(title, mine) for title, mine in groups),
             verdicts=tuple(
-                (f"{title}. " if len(groups) > 1 else "") + verdict_sentence(CLAIM, _verdicts(mine))
+                (f"{title}. " if len(groups) > 1 else "")
+                + verdict_sentence(CLAIM.words, _verdicts(mine))
                 for title, mine in groups
             ),
             reading=(

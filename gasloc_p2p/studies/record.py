@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.machine import Machine
 from gasloc_p2p.studies.cell import Cell, Outcome, cell_key
-from gasloc_p2p.studies.machine import Machine
 
 RESULTS_FILE = "results.json"
 

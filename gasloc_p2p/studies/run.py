@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gasloc_p2p import __version__
 from gasloc_p2p.config import Config
+from gasloc_p2p.machine import this_machine, usable_cores, visible_gpus
 from gasloc_p2p.studies.cell import Cell, Outcome, Result, SwarmCell, cell_key
 from gasloc_p2p.studies.estimate import duration_text, measured_rate, total_cost
-from gasloc_p2p.studies.machine import this_machine, usable_cores, visible_gpus
 from gasloc_p2p.studies.pool import run_cells
 from gasloc_p2p.studies.progress import Progress, Tally
 from gasloc_p2p.studies.record import Request, Results, Store

@@ -134,7 +134,7 @@ class SingleStep(Study):
             tables=tuple(tables),
             verdicts=(
                 *(
-                    verdict_sentence(claim, verdicts[claim.words])
+                    verdict_sentence(claim.words, verdicts[claim.words])
                     for claim in CLAIMS
                     if verdicts[claim.words]
                 ),

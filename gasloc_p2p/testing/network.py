@@ -10,18 +10,16 @@ import msgspec
 from gasloc_p2p.core.substrate import Network, Stream, StreamHandler
 from gasloc_p2p.core.types import BytesLike, PeerId
 from gasloc_p2p.core.wire import (
-    CHUNK_OVERHEAD_BYTES,
-    MAX_CHUNK_BYTES,
     Frame,
     FrameDecoder,
     FrameType,
     Hello,
     ProtocolError,
-    pack_frame,
+    pack_head,
     pack_message,
     unpack_message,
 )
-from gasloc_p2p.node.peer import EXCHANGE_PROTOCOL
+from gasloc_p2p.node.dialling import EXCHANGE_PROTOCOL
 from gasloc_p2p.testing.faults import CorruptChunk, DropAck, LieAboutSchema, WireFault
 
 F = TypeVar("F", CorruptChunk, DropAck, LieAboutSchema)
@@ -121,8 +119,8 @@ class _FaultyStream:
         self._stream = stream
         self._faults = faults
         self._round: int | None = None
-        self._outgoing = FrameDecoder(chunk_bytes=MAX_CHUNK_BYTES)
-        self._incoming = FrameDecoder(chunk_bytes=MAX_CHUNK_BYTES)
+        self._outgoing = FrameDecoder()
+        self._incoming = FrameDecoder()
         self._arrived = bytearray()
         self._ended = False
 
@@ -137,18 +135,16 @@ class _FaultyStream:
             await self._stream.write(self._sent(frame))
 
     def _sent(self, frame: Frame) -> bytes:
-        payload = bytes(frame.payload)
-        if frame.type is FrameType.HELLO:
-            hello = unpack_message(payload, Hello)
+        data = bytearray(frame.data)
+        if frame.head.type is FrameType.HELLO:
+            hello = unpack_message(data, Hello)
             self._round = hello.round
             if self._faults.strikes(LieAboutSchema, self._round):
                 other = bytes(byte ^ 0xFF for byte in hello.schema_digest)
                 return pack_message(msgspec.structs.replace(hello, schema_digest=other))
-        if frame.type is FrameType.CHUNK and self._faults.strikes(CorruptChunk, self._round):
-            head, data = payload[:CHUNK_OVERHEAD_BYTES], bytearray(payload[CHUNK_OVERHEAD_BYTES:])
+        if frame.head.type is FrameType.CHUNK and self._faults.strikes(CorruptChunk, self._round):
             data[len(data) // 2] ^= 1
-            return pack_frame(frame.type, head, data)
-        return pack_frame(frame.type, payload)
+        return pack_head(frame.head) + data
 
     async def read(self, max_bytes: int) -> bytes:
         """Return what has arrived in whole frames; b"" at the end, or in place of a lost Applied.
@@ -158,21 +154,21 @@ class _FaultyStream:
         while not self._arrived and not self._ended:
             data = await self._stream.read(max_bytes)
             self._ended = self._ended or not data
-            for frame in self._frames(data):
-                if frame.type is FrameType.APPLIED and self._faults.strikes(DropAck, self._round):
-                    self._ended = True
-                    break
-                self._arrived += pack_frame(frame.type, frame.payload)
+            self._arrive(data)
         piece = bytes(self._arrived[:max_bytes])
         del self._arrived[:max_bytes]
         return piece
 
-    def _frames(self, data: bytes) -> list[Frame]:
+    def _arrive(self, data: bytes) -> None:
         try:
-            return self._incoming.feed(data)
+            for frame in self._incoming.feed(data):
+                applied = frame.head.type is FrameType.APPLIED
+                if applied and self._faults.strikes(DropAck, self._round):
+                    self._ended = True
+                    return
+                self._arrived += pack_head(frame.head) + frame.data
         except ProtocolError:
             self._ended = True
-            return []
 
     async def aclose(self) -> None:
         """Close both directions."""

@@ -46,7 +46,8 @@ async def _streams_do_not_mix(trial: Trial) -> None:
 
     async def twice(stream: Stream) -> None:
         data = await read_exactly(stream, 1000)
-        await stream.write(data + data)
+        for part in (data, b"", data):
+            await stream.write(part)
         await stream.aclose()
 
     await first.serve("gasloc/test-twice/1", twice)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from gasloc_p2p.studies.machine import this_machine, usable_cores
+from gasloc_p2p.machine import this_machine, usable_cores
 from gasloc_p2p.train.data import Corpus, load_corpus
 from gasloc_p2p.train.learner import build_learner
 from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig

@@ -23,7 +23,7 @@ from gasloc_p2p.core.errors import (
 from gasloc_p2p.core.manifest import Invite
 from gasloc_p2p.net.identity import Identity
 
-COMMANDS = ("testnet", "simulate", "study", "start", "join", "bootstrap", "config")
+COMMANDS = ("testnet", "simulate", "study", "start", "join", "bootstrap", "config", "bench")
 FAST = ("--rounds", "1", "--local-steps", "1", "--set", "data.validation_tokens=64")
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from gasloc_p2p.commands.failure import UNEXPECTED_EXIT_CODE, explain
 from gasloc_p2p.config import Config, assignment_layer, load
-from gasloc_p2p.core.codecs import CODECS
+from gasloc_p2p.core.codecs import CODECS, Keys, ModularCodec
+from gasloc_p2p.core.codecs.completion import ModularCoder
+from gasloc_p2p.core.codecs.modular import ModularOffer
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.outer import OUTER_RULES, outer_rule
 from gasloc_p2p.core.topology import TOPOLOGIES
+from gasloc_p2p.core.types import BytesLike
 from gasloc_p2p.founding import check_outer
 from gasloc_p2p.simulate.swarm import simulate
 from gasloc_p2p.trial import try_codec, try_rule, try_topology
@@ -38,7 +43,50 @@ def own(peers, *, seed, round, may_pair):
 """
 CODEC = """
 import torch
-from gasloc_p2p.core.codecs import CastCodec, register_codec
+from gasloc_p2p.core.codecs import CastCodec, DirectCoder, register_codec
+
+class Coder(DirectCoder):
+    def encode(self, index):
+        return self.x[self.layout.span(index)].half().numpy().tobytes()
+
+    def difference(self, index, codes):
+        theirs = torch.frombuffer(bytearray(codes), dtype=torch.float16).float()
+        return theirs - self.x[self.layout.span(index)].half().float()
+
+class WideCoder(Coder):
+    def encode(self, index):
+        return self.x[self.layout.span(index)].numpy().tobytes()
+
+class BiasedCoder(Coder):
+    def difference(self, index, codes):
+        return super().difference(index, codes) + 1
+
+class FarCoder(Coder):
+    def square_distance(self):
+        return float("inf")
+
+class Offer:
+    coder_class = Coder
+    scales = b""
+
+    def __init__(self, codec, x):
+        self.layout = CastCodec.layout(codec, len(x), 256)
+        self.x = x
+
+    def coder(self, partner_scales):
+        return self.coder_class(self.x, self.layout)
+
+class Wide(Offer):
+    coder_class = WideCoder
+
+class Biased(Offer):
+    coder_class = BiasedCoder
+
+class Far(Offer):
+    coder_class = FarCoder
+
+class Scaled(Offer):
+    scales = b"!"
 
 class Own(CastCodec):
     BODY
@@ -64,7 +112,7 @@ def test_built_in_topologies_pass(name: str) -> None:
     try_topology(name)
 
 
-@pytest.mark.parametrize("name", CODECS.names[:2])
+@pytest.mark.parametrize("name", CODECS.names[:7])
 def test_built_in_codecs_pass(name: str) -> None:
     try_codec(CODECS.named(name))
 
@@ -106,15 +154,45 @@ def test_a_topology_that_does_not_work(tmp_path: Path, name: str, body: str, wor
 @pytest.mark.parametrize(
     ("name", "body", "words"),
     [
-        ("fat", "def code_bytes(self, elements): return 3", "`encode` made 10 bytes"),
-        ("deaf", "def decode(self, codes, **more): raise KeyError('x')", "KeyError"),
-        ("wide", "def decode(self, codes, **more): return torch.zeros(2)", "`decode` has shape"),
+        ("fat", "offer = lambda self, x, **more: Offer(self, x[1:])", "`layout` says"),
+        ("deaf", "def offer(self, x, **more): raise KeyError('x')", "KeyError"),
+        ("wide", "def offer(self, x, **more): return Wide(self, x)", "`encode` made 512 bytes"),
+        ("biased", "def offer(self, x, **more): return Biased(self, x)", "by the same amount"),
+        ("far", "def offer(self, x, **more): return Far(self, x)", "`square_distance` is not"),
+        ("scaled", "def offer(self, x, **more): return Scaled(self, x)", "`scales` made 1 bytes"),
     ],
 )
 def test_a_codec_that_does_not_work(tmp_path: Path, name: str, body: str, words: str) -> None:
     config = config_with(tmp_path, CODEC, name, body, f"gossip.codec={name}")
     with pytest.raises(ConfigError, match=f"(?s)codec '{name}' does not work.*{words}"):
         check_outer(config)
+
+
+def test_a_codec_that_refuses_repairs() -> None:
+    class Refusing(ModularCoder):
+        def take_repair(self, index: int, bad: BytesLike, repair: BytesLike) -> bool:
+            return False
+
+    class RefusingOffer(ModularOffer):
+        def coder(self, partner_scales: BytesLike) -> ModularCoder:
+            coder = super().coder(partner_scales)
+            coder.__class__ = Refusing
+            return coder
+
+    class Own(ModularCodec):
+        def offer(
+            self,
+            x: Tensor,
+            *,
+            motion: Tensor | None,
+            keys: Keys,
+            chunk_bytes: int,
+        ) -> ModularOffer:
+            offer = ModularCodec.offer(self, x, motion=motion, keys=keys, chunk_bytes=chunk_bytes)
+            return RefusingOffer(**{f.name: getattr(offer, f.name) for f in fields(offer)})
+
+    with pytest.raises(ConfigError, match=r"(?s)codec 'own' does not work.*`take_repair`"):
+        try_codec(Own(name="own", bits=4, block_elements=64, reach=4.5))
 
 
 def test_what_fails_in_a_round_names_the_file(

@@ -3,137 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
 
-import msgspec
 import pytest
 
-from gasloc_p2p.core.exchange import Agreed, CodesReceived, Event, Exchange, Finished, PartnerHello
-from gasloc_p2p.core.types import BytesLike, EdgeKind
+from gasloc_p2p.core.exchange import (
+    Agreed,
+    ChunkArrived,
+    Complete,
+    Cut,
+    Exchange,
+    Finished,
+    PartnerHello,
+    PartnerScales,
+)
+from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.core.wire import (
-    Frame,
-    FrameDecoder,
+    SCALES_BYTES,
     FrameType,
-    Hello,
     ProtocolError,
-    Ready,
     Records,
     Refuse,
     RefuseCode,
-    pack_chunk,
-    pack_frame,
     pack_message,
     read_hello,
-    unpack_chunk,
     unpack_message,
 )
-
-A, B = "12D3KooWa", "12D3KooWb"
-CODES_A, CODES_B = bytes(range(10)), bytes(range(100, 110))
-Stage: TypeAlias = Callable[[], Exchange]
-READY, APPLIED = pack_message(Ready(clip=1.0)), pack_frame(FrameType.APPLIED)
-
-
-def hello(peer_id: str, /, **changes: Any) -> Hello:
-    base = Hello(
-        protocol_min=1,
-        protocol_max=1,
-        peer_id=peer_id,
-        run_digest=b"r" * 32,
-        schema_digest=b"s" * 32,
-        round=7,
-        roster_digest=b"o" * 32,
-        codec="bf16",
-        code_bytes=10,
-        chunk_bytes=4,
-        scales=b"",
-    )
-    return msgspec.structs.replace(base, **changes)
-
-
-HELLO, RECORDS = pack_message(hello(B)), pack_message(Records(records=()))
-FIRST, SECOND, LAST = (pack_chunk(CODES_B[4 * i : 4 * i + 4], round=7, index=i) for i in range(3))
-LATE = pack_message(Refuse(code=RefuseCode.CORRUPT, reason="late", round=7))
-
-
-def sent(exchange: Exchange) -> bytes:
-    return b"".join(iter(exchange.data_to_send, None))
-
-
-def frames(data: BytesLike) -> list[Frame]:
-    return FrameDecoder(chunk_bytes=4).feed(data)
-
-
-def types(data: bytes) -> list[FrameType]:
-    return [frame.type for frame in frames(data)]
-
-
-def refusal(data: bytes) -> Refuse:
-    (frame,) = frames(data)
-    assert frame.type is FrameType.REFUSE
-    return unpack_message(frame.payload, Refuse)
-
-
-def end(events: list[Event]) -> Finished:
-    (last,) = [event for event in events if isinstance(event, Finished)]
-    assert events[-1] is last
-    return last
-
-
-def dialer() -> Exchange:
-    """A's side, with its Hello on its way."""
-    exchange = Exchange(hello=hello(A), partner=B, dialer=True)
-    assert types(sent(exchange)) == [FrameType.HELLO]
-    return exchange
-
-
-def acceptor() -> Exchange:
-    return Exchange(hello=hello(A), partner=B, dialer=False)
-
-
-def greeted() -> Exchange:
-    """A's side after B's Hello."""
-    exchange = dialer()
-    assert exchange.receive(HELLO) == [PartnerHello(hello=hello(B))]
-    return exchange
-
-
-def received() -> Exchange:
-    """A's side after every chunk went both ways."""
-    exchange = greeted()
-    exchange.send_codes(CODES_A)
-    sent(exchange)
-    assert exchange.receive(FIRST + SECOND + LAST) == [CodesReceived(codes=bytearray(CODES_B))]
-    return exchange
-
-
-def agreed() -> Exchange:
-    """A's side after both Ready."""
-    exchange = received()
-    assert exchange.accept() == []
-    assert exchange.receive(READY) == [Agreed(clip=1.0)]
-    return exchange
-
+from tests.core.exchange_stages import (
+    APPLIED,
+    CODES_B,
+    FIRST,
+    HELLO,
+    LAST,
+    LATE,
+    READY,
+    SCALES,
+    SECOND,
+    Stage,
+    acceptor,
+    agreed,
+    checking,
+    dialer,
+    greeted,
+    opened,
+    received,
+    violation,
+)
+from tests.core.two_sides import (
+    CHECKED,
+    PLAIN,
+    A,
+    B,
+    end,
+    frames,
+    hello,
+    layout,
+    refusal,
+    sent,
+    types,
+)
 
 # The whole exchange
 
 
 def test_both_sides_apply() -> None:
-    a = Exchange(hello=hello(A), partner=B, dialer=True)
-    b = Exchange(hello=hello(B), partner=A, dialer=False)
-    assert b.data_to_send() is None
+    a = Exchange(hello=hello(A), layout=PLAIN, partner=B, dialer=True)
+    b = Exchange(hello=hello(B), layout=PLAIN, partner=A, dialer=False)
+    assert b.next_to_send() is None
     first = sent(a)
     assert read_hello(first) == hello(A)
-    assert b.receive(first) == [PartnerHello(hello=hello(A))]
-    assert a.receive(sent(b)) == [PartnerHello(hello=hello(B))]
-
-    a.send_codes(CODES_A)
-    b.send_codes(bytearray(CODES_B))
-    from_a, from_b = sent(a), sent(b)
-    assert types(from_a) == [FrameType.CHUNK] * 3
-    assert b.receive(from_a) == [CodesReceived(codes=bytearray(CODES_A))]
-    assert a.receive(from_b[:-1]) == []
-    assert a.receive(from_b[-1:]) == [CodesReceived(codes=bytearray(CODES_B))]
+    assert b.receive(first) == [PartnerHello(hello=hello(A)), PartnerScales(scales=b"")]
+    from_b = sent(b, B)
+    assert types(from_b) == [FrameType.HELLO, *[FrameType.CHUNK] * 3]
+    assert len(a.receive(from_b[:-1])) == 4
+    (last,) = a.receive(from_b[-1:])
+    assert isinstance(last, ChunkArrived)
+    assert last.intact()
+    assert last.index == 2
+    b.receive(sent(a))
+    for index in range(3):
+        a_events, b_events = a.checked(index, b""), b.checked(index, b"")
+    assert a_events == b_events == [Complete()]
 
     assert a.accept() == []
     assert b.receive(sent(a)) == []
@@ -147,21 +96,66 @@ def test_both_sides_apply() -> None:
 def test_ready_follows_the_last_chunk() -> None:
     exchange = greeted()
     exchange.receive(FIRST + SECOND + LAST)
+    for index in range(3):
+        exchange.checked(index, b"")
     assert exchange.accept() == []
-    assert exchange.data_to_send() is None
-    exchange.send_codes(CODES_A)
     assert types(sent(exchange)) == [FrameType.CHUNK] * 3 + [FrameType.READY]
 
 
 def test_chunks_are_cut_when_they_are_asked_for() -> None:
     exchange = greeted()
-    codes = bytearray(CODES_A)
-    exchange.send_codes(codes)
-    for index, expected in enumerate((CODES_A[:4], b"late")):
-        (frame,) = frames(exchange.data_to_send() or b"")
-        chunk = unpack_chunk(frame.payload)
-        assert (chunk.index, bytes(chunk.data)) == (index, expected)
-        codes[4:8] = b"late"
+    sizes = []
+    for index in range(3):
+        assert exchange.next_chunk == index
+        item = exchange.next_to_send()
+        assert isinstance(item, Cut)
+        assert (item.kind, item.index, item.bad) == (FrameType.CHUNK, index, b"")
+        before = exchange.bytes_sent
+        data = memoryview(bytes(item.size))
+        head, body = item.frame(data)
+        assert body is data
+        assert item.frame_bytes == len(head) + len(body)
+        assert exchange.bytes_sent == before
+        sizes.append(item.size)
+        with pytest.raises(ValueError, match=f"chunk {index}, expected {item.size}"):
+            item.frame(bytes(item.size + 1))
+    assert exchange.next_chunk is None
+    assert sizes == [4, 4, 2]
+    exchange.expire()
+    assert greeted().next_chunk == 0
+    assert exchange.next_chunk is None
+
+
+def test_chunks_wait_for_the_partners_scales() -> None:
+    exchange = opened()
+    assert types(sent(exchange)) == [FrameType.SCALES]
+    assert exchange.receive(SCALES) == [PartnerScales(scales=b"123")]
+    assert types(sent(exchange)) == [FrameType.CHUNK] * 3
+
+
+def test_large_scales_travel_in_several_frames() -> None:
+    cut = layout(4, checked=False, scale_bytes=SCALES_BYTES + 1)
+    ours = bytes(i % 251 for i in range(cut.scale_bytes))
+    a = Exchange(hello=hello(A, cut), layout=cut, scales=ours, partner=B, dialer=False)
+    b = Exchange(hello=hello(B, cut), layout=cut, scales=ours, partner=A, dialer=True)
+    a.receive(sent(b))
+    data = sent(a)
+    assert [frame.head.size for frame in frames(data)[1:]] == [SCALES_BYTES, 1]
+    assert b.receive(data)[1:] == [PartnerScales(scales=ours)]
+
+
+def test_whole_frames_are_not_copied() -> None:
+    data = FIRST + SECOND
+    (first, second) = greeted().receive(data)
+    for event in (first, second):
+        assert isinstance(event, ChunkArrived)
+        assert isinstance(event.data, memoryview)
+        assert event.data.obj is data
+    exchange = greeted()
+    exchange.receive(FIRST[:31])
+    (event,) = exchange.receive(FIRST[31:])
+    assert isinstance(event, ChunkArrived)
+    assert bytes(event.data) == CODES_B[:4]
 
 
 # Hello
@@ -180,6 +174,7 @@ def test_chunks_are_cut_when_they_are_asked_for() -> None:
         ({"code_bytes": 11}, "size", "refused", ["code_bytes", "10", "11"]),
         ({"code_bytes": 2**62}, "size", "refused", ["code_bytes", "10", str(2**62)]),
         ({"chunk_bytes": 5}, "size", "refused", ["chunk_bytes", "4", "5"]),
+        ({"scale_bytes": 2**62}, "size", "refused", ["scale_bytes", "0", str(2**62)]),
         ({"round": 9}, "not_partner", "not_partner", ["round 7", "got 9"]),
     ],
 )
@@ -210,12 +205,11 @@ def test_disagreements_are_checked_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"protocol_max": 9}, {"protocol_min": 0}, {"scales": b"\x01"}, {"unconfirmed": (2, 3)}],
+    "changes", [{"protocol_max": 9}, {"protocol_min": 0}, {"unconfirmed": (2, 3)}]
 )
 def test_what_may_differ_reaches_the_caller(changes: dict[str, object]) -> None:
     theirs = hello(B, **changes)
-    assert dialer().receive(pack_message(theirs)) == [PartnerHello(hello=theirs)]
+    assert dialer().receive(pack_message(theirs))[0] == PartnerHello(hello=theirs)
 
 
 def test_a_partners_text_is_made_printable() -> None:
@@ -224,103 +218,47 @@ def test_a_partners_text_is_made_printable() -> None:
         assert end(dialer().receive(pack_message(message))).reason.isprintable()
 
 
-@pytest.mark.parametrize("changes", [{"chunk_bytes": 0}, {"scales": bytes(2**16)}])
+@pytest.mark.parametrize("changes", [{"chunk_bytes": 0}, {"codec": "x" * 33}])
 def test_a_hello_that_no_partner_would_read_is_an_error(changes: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         Exchange(hello=hello(A, **changes), partner=B, dialer=True)
 
 
+@pytest.mark.parametrize(
+    ("changes", "scales"), [({"code_bytes": 9}, b"abc"), ({"scale_bytes": 2}, b"ab"), ({}, b"ab")]
+)
+def test_a_hello_that_contradicts_the_layout_is_an_error(
+    changes: dict[str, object], scales: bytes
+) -> None:
+    with pytest.raises(ValueError, match="other sizes"):
+        Exchange(
+            hello=hello(A, CHECKED, **changes),
+            layout=CHECKED,
+            scales=scales,
+            partner=B,
+            dialer=True,
+        )
+
+
+def test_an_exchange_without_a_layout_greets_and_refuses_only() -> None:
+    knocking = Exchange(hello=hello(A), partner=B, dialer=True)
+    assert types(sent(knocking)) == [FrameType.HELLO]
+    assert knocking.receive(HELLO) == [PartnerHello(hello=hello(B))]
+    assert knocking.next_to_send() is None
+    assert "CHUNK where nothing was due" in violation(knocking, FIRST)
+
+    answering = Exchange(hello=hello(A), partner=B, dialer=False)
+    answering.receive(HELLO)
+    answering.refuse(RefuseCode.NOT_PARTNER, "no edge")
+    assert refusal(sent(answering)).reason == "no edge"
+
+
 def test_more_records_than_a_frame_holds_do_no_harm() -> None:
     records = [b"x" * 4096] * 100
-    exchange = Exchange(hello=hello(A), partner=B, dialer=False, records=records)
+    exchange = Exchange(hello=hello(A), layout=PLAIN, partner=B, dialer=False, records=records)
     exchange.receive(pack_message(hello(B, roster_digest=b"other")))
     (_, frame) = frames(sent(exchange))
-    assert 60 <= len(unpack_message(frame.payload, Records).records) < 100
-
-
-# Violations
-
-
-def violation(exchange: Exchange, data: bytes) -> str:
-    """Feed `data`; return the reason after checking that it was refused as a violation."""
-    hello_agreed = exchange.bytes_received > 0
-    finished = end(exchange.receive(data))
-    assert finished.kind is EdgeKind.REFUSED
-    assert finished.offence == hello_agreed
-    refuse = refusal(sent(exchange))
-    assert refuse.code is RefuseCode.PROTOCOL
-    assert finished.reason == f"refused by this peer: {refuse.reason}"
-    return refuse.reason
-
-
-@pytest.mark.parametrize(
-    ("stage", "data", "words"),
-    [
-        (acceptor, READY, "READY where HELLO was due"),
-        (dialer, RECORDS, "RECORDS where HELLO was due"),
-        (dialer, FIRST, "CHUNK where HELLO was due"),
-        (dialer, READY, "READY where HELLO was due"),
-        (dialer, APPLIED, "APPLIED where HELLO was due"),
-        (dialer, b"\xff\0\0\0\0", "unknown frame type 255"),
-        (dialer, pack_frame(FrameType.HELLO, b"?"), "malformed Hello"),
-        (received, pack_frame(FrameType.READY), "malformed Ready"),
-        (received, pack_frame(FrameType.READY, b"\x91\xcb" + bytes(8)), "malformed Ready"),
-        (greeted, HELLO, "HELLO where CHUNK was due"),
-        (greeted, RECORDS, "RECORDS where CHUNK was due"),
-        (greeted, READY, "READY where CHUNK was due"),
-        (greeted, APPLIED, "APPLIED where CHUNK was due"),
-        (greeted, FIRST + SECOND + READY, "READY where CHUNK was due"),
-        (greeted, SECOND, "chunk 1 where chunk 0 was due"),
-        (greeted, FIRST + FIRST, "chunk 0 where chunk 1 was due"),
-        (greeted, pack_chunk(b"", round=7, index=0), "0 bytes, expected 4"),
-        (greeted, pack_chunk(CODES_B[:3], round=7, index=0), "3 bytes, expected 4"),
-        (greeted, pack_chunk(CODES_B[:5], round=7, index=0)[:5], "CHUNK of 29 bytes"),
-        (greeted, FIRST + SECOND + pack_chunk(b"1234", round=7, index=2), "4 bytes, expected 2"),
-        (greeted, pack_frame(FrameType.CHUNK, b"short"), "malformed Chunk"),
-        (greeted, FIRST + SECOND + LAST + READY, "cannot have every chunk"),
-        (received, LAST, "CHUNK where READY was due"),
-        (received, APPLIED, "APPLIED where READY was due"),
-        (received, READY + READY, "READY where APPLIED was due"),
-        (received, READY + APPLIED, "APPLIED before both sides were ready"),
-    ],
-)
-def test_a_violation_is_refused(stage: Stage, data: bytes, words: str) -> None:
-    assert words in violation(stage(), data)
-
-
-def test_chunks_before_the_records_are_a_violation() -> None:
-    exchange = dialer()
-    exchange.receive(pack_message(hello(B, roster_digest=b"other")))
-    assert "CHUNK where RECORDS was due" in violation(exchange, FIRST)
-
-
-def test_ready_while_a_chunk_waits_to_be_sent_is_a_violation() -> None:
-    exchange = greeted()
-    exchange.send_codes(CODES_A)
-    assert exchange.data_to_send()
-    assert "cannot have every chunk" in violation(exchange, FIRST + SECOND + LAST + READY)
-
-
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        FIRST[:-1] + b"?",
-        FIRST[:13] + bytes(16) + FIRST[29:],
-        pack_chunk(CODES_B[:4], round=6, index=0),
-        SECOND[:5] + FIRST[5:13] + SECOND[13:],
-    ],
-    ids=["codes", "digest", "another round", "another place"],
-)
-def test_a_wrong_digest_is_corrupt_on_both_sides(chunk: bytes) -> None:
-    exchange = greeted()
-    words = "chunk 0 does not match its digest"
-    reason = f"refused by this peer: {words}"
-    corrupt = Finished(kind=EdgeKind.CORRUPT, reason=reason, offence=True)
-    assert exchange.receive(chunk) == [corrupt]
-    data = sent(exchange)
-    assert refusal(data).code is RefuseCode.CORRUPT
-    told = Finished(kind=EdgeKind.CORRUPT, reason=f"refused by partner: {words}")
-    assert received().receive(data) == [told]
+    assert 60 <= len(unpack_message(frame.data, Records).records) < 100
 
 
 # Ends
@@ -340,16 +278,27 @@ def test_a_refusal_from_another_round_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "words"),
-    [(dialer, "Hello"), (greeted, "Chunk 1 of 3"), (received, "Ready")],
+    [
+        (dialer, "Hello"),
+        (greeted, "Chunk 1 of 3"),
+        (received, "Ready"),
+        (opened, "Scales"),
+        (checking, "Check"),
+        (agreed, "Applied"),
+    ],
 )
 def test_an_end_names_what_was_missing(stage: Stage, words: str) -> None:
-    reason = f"the stream ended before the partner's {words}"
-    assert stage().end_of_stream() == [Finished(kind=EdgeKind.LOST, reason=reason)]
-    reason = f"the deadline passed before the partner's {words}"
-    assert stage().expire() == [Finished(kind=EdgeKind.TIMED_OUT, reason=reason)]
+    mixed = "mixed without the partner's Applied: " if stage is agreed else ""
+    for how, kind, end_of in (
+        ("the stream ended", EdgeKind.LOST, Exchange.end_of_stream),
+        ("the deadline passed", EdgeKind.TIMED_OUT, Exchange.expire),
+    ):
+        reason = f"{mixed}{how} before the partner's {words}"
+        expected = Finished(kind=EdgeKind.ASYMMETRIC if mixed else kind, reason=reason)
+        assert end_of(stage()) == [expected]
 
 
-@pytest.mark.parametrize("data", [READY, b"\xff" * 5, LATE])
+@pytest.mark.parametrize("data", [READY, b"\xff" * 5, LATE, FIRST])
 def test_a_violation_or_refusal_cannot_undo_an_agreement(data: bytes) -> None:
     exchange = agreed()
     finished = end(exchange.receive(data))
@@ -359,40 +308,68 @@ def test_a_violation_or_refusal_cannot_undo_an_agreement(data: bytes) -> None:
     assert types(sent(exchange)) == [FrameType.READY, FrameType.APPLIED]
 
 
+def test_applied_before_our_ready_is_a_violation() -> None:
+    exchange = agreed()
+    finished = end(exchange.receive(APPLIED))
+    assert finished.kind is EdgeKind.ASYMMETRIC
+    assert "APPLIED before both sides were ready" in finished.reason
+
+
 def test_nothing_happens_after_the_end() -> None:
     exchange = dialer()
     exchange.expire()
-    assert exchange.receive(pack_message(hello(B)) + b"\xff" * 99) == []
+    assert exchange.receive(HELLO + b"\xff" * 99) == []
     assert exchange.bytes_received == 0
     assert exchange.accept() == exchange.refuse(RefuseCode.LEAVING, "x") == []
     assert exchange.end_of_stream() == exchange.expire() == []
-    exchange.send_codes(b"any size")
-    assert exchange.data_to_send() is None
+    assert exchange.checked(5, b"any size") == exchange.repaired(5, False) == []
+    exchange.reconnect()
+    assert exchange.next_to_send() is None
 
 
 def test_bytes_after_the_last_frame_are_ignored() -> None:
+    exchange = agreed()
+    sent(exchange)
     applied = Finished(kind=EdgeKind.APPLIED, reason="")
-    assert agreed().receive(APPLIED + READY + b"\xff" * 99) == [applied]
+    assert exchange.receive(APPLIED + READY + b"\xff" * 99) == [applied]
     assert [type(event) for event in dialer().receive(LATE + b"\xff" * 99)] == [Finished]
+
+
+def test_a_refusal_leaves_chunks_unsent() -> None:
+    exchange = greeted()
+    assert exchange.next_to_send()
+    exchange.refuse(RefuseCode.LEAVING, "bye")
+    assert types(sent(exchange)) == [FrameType.REFUSE]
 
 
 # The caller's own mistakes
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "words"),
     [
-        lambda: dialer().send_codes(CODES_A),
-        lambda: received().send_codes(CODES_A),
-        lambda: greeted().accept(),
-        lambda: agreed().accept(),
+        (lambda: greeted().accept(), "called once, after"),
+        (lambda: agreed().accept(), "called once, after"),
+        (lambda: greeted().checked(0, b""), "chunk 0 has not arrived"),
+        (lambda: received().checked(2, b""), "dealt with before"),
+        (lambda: checking().repaired(0, True), "repair 0 has not arrived"),
+        (lambda: dialer().reconnect(), "between PartnerHello and Agreed"),
+        (lambda: agreed().reconnect(), "between PartnerHello and Agreed"),
     ],
 )
-def test_calls_out_of_order_are_errors(call: Callable[[], object]) -> None:
-    with pytest.raises(RuntimeError, match="called once, after"):
+def test_calls_out_of_order_are_errors(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(RuntimeError, match=words):
         call()
 
 
-def test_codes_of_the_wrong_size_are_an_error() -> None:
-    with pytest.raises(ValueError, match="9 bytes of codes, expected 10"):
-        greeted().send_codes(CODES_A[:9])
+@pytest.mark.parametrize(("stage", "bad"), [(checking, b"\x04"), (checking, b"ab")])
+def test_a_finding_that_is_no_bitmap_is_an_error(stage: Stage, bad: bytes) -> None:
+    with pytest.raises(ValueError, match="not a bitmap"):
+        stage().checked(0, bad)
+
+
+def test_chunks_that_are_not_checked_have_no_bad_blocks() -> None:
+    exchange = greeted()
+    exchange.receive(FIRST)
+    with pytest.raises(ValueError, match="not a bitmap"):
+        exchange.checked(0, b"\x01")

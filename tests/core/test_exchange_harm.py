@@ -9,7 +9,8 @@ import pytest
 from gasloc_p2p.core.exchange import Agreed, Exchange, Finished
 from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.core.wire import Ready, RefuseCode, pack_message, unpack_message
-from tests.core.test_exchange import A, B, end, frames, hello, received, sent
+from tests.core.exchange_stages import greeted, received
+from tests.core.two_sides import PLAIN, A, B, end, frames, hello, refusal, sent
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(1.0, 0.25), (0.25, 1.0), (0.5, 0.25), (0.1, 0.1)])
@@ -25,7 +26,7 @@ def test_both_sides_use_the_smaller_clip_factor(
         events = [*exchange.receive(ready), *exchange.accept(clip=ours)]
     assert events == [Agreed(clip=min(ours, theirs))]
     (frame, _) = frames(sent(exchange))
-    assert unpack_message(frame.payload, Ready).clip == ours
+    assert unpack_message(frame.data, Ready).clip == ours
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, 1.5, math.nan, math.inf])
@@ -52,13 +53,26 @@ def test_only_what_the_partner_did_is_an_offence(
     assert received().receive(sent(exchange)) == [told]
 
 
-def test_a_dialer_may_refuse_at_once_behind_its_hello() -> None:
-    exchange = Exchange(hello=hello(A), partner=B, dialer=True)
-    first = exchange.data_to_send()
+def test_damage_found_while_the_stream_is_broken_is_an_offence_too() -> None:
+    exchange = greeted()
+    exchange.reconnect()
+    assert end(exchange.refuse(RefuseCode.CORRUPT, "x")).offence
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_dialer_may_refuse_at_once_behind_its_hello(said: bool) -> None:
+    exchange = Exchange(hello=hello(A), layout=PLAIN, partner=B, dialer=True)
+    first = exchange.next_to_send() if said else ()
+    assert isinstance(first, tuple)
     exchange.refuse(RefuseCode.EXCLUDED, "left out")
-    last = exchange.data_to_send()
-    assert first is not None
-    assert last is not None
-    events = Exchange(hello=hello(B), partner=A, dialer=False).receive(bytes(first) + bytes(last))
+    words = b"".join(first) + sent(exchange)
+    events = Exchange(hello=hello(B), partner=A, dialer=False).receive(words)
     reason = "refused by partner: left out"
     assert end(events) == Finished(kind=EdgeKind.REFUSED, reason=reason)
+
+
+def test_whoever_was_dialled_refuses_in_place_of_its_hello() -> None:
+    exchange = Exchange(hello=hello(A), layout=PLAIN, partner=B, dialer=False)
+    exchange.receive(pack_message(hello(B)))
+    exchange.refuse(RefuseCode.EXCLUDED, "left out")
+    assert refusal(sent(exchange)).code is RefuseCode.EXCLUDED

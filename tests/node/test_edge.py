@@ -11,30 +11,40 @@ import pytest
 import torch
 from torch import Tensor
 
-from gasloc_p2p.core.exchange import Exchange
+from gasloc_p2p.core.codecs import Codec, Coder, Keys, Offer, block_max_difference, codec_named
+from gasloc_p2p.core.exchange import Cut, Exchange
 from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
 from gasloc_p2p.core.types import BytesLike, EdgeKind, EdgeOutcome
 from gasloc_p2p.core.wire import Hello
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.edge import (
     FLUSH_S,
+    MAX_RESUMPTIONS,
     Contact,
-    EdgeCallbacks,
-    Judgement,
+    EdgeWork,
     decline_edge,
     run_edge,
 )
 from gasloc_p2p.node.events import Event, Notice
 from gasloc_p2p.node.inbox import Inbox
+from gasloc_p2p.simulate.clock import InlineCompute
 from gasloc_p2p.simulate.network import Hub
 from tests.sim.conftest import in_virtual_time
 
-CODES = {"a": bytes(range(256)) * 4000, "b": bytes(reversed(range(256))) * 4000}
+ELEMENTS = 250_000
+CHUNK_BYTES = 65_536
 PROTOCOL = "test"
 DEADLINE_S = 30.0
+KEYS = Keys(round=1, own=2)
+VECTORS = {
+    "a": torch.linspace(0, 1, ELEMENTS),
+    "b": torch.linspace(0, 1, ELEMENTS) + 1e-3 * torch.arange(ELEMENTS).sin(),
+}
+NONE = codec_named("none")
 
 
-def hello(peer: str, round: int = 5) -> Hello:
+def hello(peer: str, round: int = 5, codec: Codec = NONE) -> Hello:
+    layout = codec.layout(ELEMENTS, CHUNK_BYTES)
     return Hello(
         protocol_min=1,
         protocol_max=1,
@@ -43,25 +53,35 @@ def hello(peer: str, round: int = 5) -> Hello:
         schema_digest=b"schema",
         round=round,
         roster_digest=b"roster",
-        codec="none",
-        code_bytes=len(CODES["a"]),
-        chunk_bytes=65_536,
-        scales=b"",
+        codec=codec.name,
+        code_bytes=layout.code_bytes,
+        chunk_bytes=CHUNK_BYTES,
+        scale_bytes=layout.scale_bytes,
     )
 
 
-def decoded(codes: BytesLike) -> Tensor:
-    return torch.frombuffer(bytearray(codes), dtype=torch.uint8)
+def offer(peer: str, codec: Codec = NONE) -> Offer:
+    motion = block_max_difference(VECTORS["a"], VECTORS["b"], codec.block_elements)
+    return codec.offer(
+        VECTORS[peer],
+        motion=motion if codec.checked else None,
+        keys=KEYS,
+        chunk_bytes=CHUNK_BYTES,
+    )
 
 
-def callbacks(peer: str, *, finite: bool = True, clip: float = 1.0) -> EdgeCallbacks:
-    async def encode(scales: bytes) -> BytesLike:
-        return CODES[peer]
+def exchange_of(own: Hello, partner: str, offered: Offer, *, dialer: bool) -> Exchange:
+    return Exchange(
+        hello=own, layout=offered.layout, scales=offered.scales, partner=partner, dialer=dialer
+    )
 
-    async def judge(codes: BytesLike, scales: bytes) -> Judgement | None:
-        return Judgement(received=decoded(codes), length=7.0, clip=clip) if finite else None
 
-    return EdgeCallbacks(encode=encode, judge=judge, records=lambda records: None)
+def difference(outcome: EdgeOutcome) -> Tensor:
+    """What the edge adds to the mix at full weight."""
+    assert outcome.coder is not None
+    mixed = torch.zeros(ELEMENTS)
+    outcome.coder.add_difference(mixed, 1.0)
+    return mixed
 
 
 async def edge_of(
@@ -69,15 +89,22 @@ async def edge_of(
     partner: str,
     contact: Callable[[], Awaitable[Contact]],
     *,
-    finite: bool = True,
+    offered: Offer | None = None,
     clip: float = 1.0,
     own: Hello | None = None,
+    codec: Codec = NONE,
 ) -> EdgeOutcome:
+    offered = offered or offer(peer, codec)
     return await run_edge(
         partner=partner,
         contact=contact,
-        exchange=Exchange(hello=own or hello(peer), partner=partner, dialer=peer == "a"),
-        callbacks=callbacks(peer, finite=finite, clip=clip),
+        exchange=exchange_of(own or hello(peer, codec=codec), partner, offered, dialer=peer == "a"),
+        work=EdgeWork(
+            offer=offered,
+            compute=InlineCompute(step_s=0.0),
+            clip=lambda length: clip,
+            records=lambda records: None,
+        ),
         deadline_s=DEADLINE_S,
     )
 
@@ -88,10 +115,11 @@ class Pair:
     def __init__(self, hub: Hub) -> None:
         self.events: list[Event] = []
         self.left_out_at_b = ""
+        self.codec = NONE
         self.a = hub.network("a", lambda payload: b"")
         self.b = hub.network("b", lambda payload: b"")
         self.inbox = Inbox(
-            lambda round: hello("b", round),
+            lambda round: hello("b", round, self.codec),
             self.events.append,
             lambda peer, round: self.left_out_at_b,
         )
@@ -118,41 +146,118 @@ def play(
 
 
 async def both(
-    pair: Pair, *, finite_at_b: bool = True, clips: tuple[float, float] = (1.0, 1.0)
+    pair: Pair,
+    *,
+    codec: Codec = NONE,
+    offer_of_a: Offer | None = None,
+    clips: tuple[float, float] = (1.0, 1.0),
+    dial: Callable[[], Awaitable[Contact]] | None = None,
 ) -> tuple[EdgeOutcome, ...]:
+    pair.codec = codec
     async with asyncio.TaskGroup() as tasks:
-        a = tasks.create_task(edge_of("a", "b", pair.dial, clip=clips[0]))
-        b = tasks.create_task(edge_of("b", "a", pair.claim, finite=finite_at_b, clip=clips[1]))
+        a = tasks.create_task(
+            edge_of("a", "b", dial or pair.dial, offered=offer_of_a, clip=clips[0], codec=codec)
+        )
+        b = tasks.create_task(edge_of("b", "a", pair.claim, clip=clips[1], codec=codec))
     return a.result(), b.result()
 
 
-def test_both_sides_apply_and_count_the_same_bytes() -> None:
+@pytest.mark.parametrize("name", ["none", "bf16", "int8", "mod4"])
+def test_both_sides_apply_and_count_the_same_bytes(name: str) -> None:
     async def scene(pair: Pair) -> tuple[EdgeOutcome, ...]:
         await pair.serve()
-        return await both(pair)
+        return await both(pair, codec=codec_named(name))
 
     a, b = play(scene)
     assert (a.kind, b.kind) == (EdgeKind.APPLIED, EdgeKind.APPLIED)
-    assert a.received is not None
-    assert b.received is not None
-    assert torch.equal(a.received, decoded(CODES["b"]))
-    assert torch.equal(b.received, decoded(CODES["a"]))
-    assert (a.clip, a.length, a.offence, a.excluded) == (1.0, 7.0, "", False)
+    assert torch.equal(difference(a), -difference(b))
+    assert (a.clip, a.offence, a.excluded, a.resumed) == (1.0, "", False, 0)
     assert (a.bytes_sent, a.bytes_received) == (b.bytes_received, b.bytes_sent)
+    assert a.length == b.length == pytest.approx(float(difference(a).double().norm()), rel=1e-6)
+    assert a.repaired_blocks == b.repaired_blocks
+    if name == "none":
+        assert torch.equal(difference(a), VECTORS["b"] - VECTORS["a"])
+
+
+class Poisoned:
+    """An offer whose codes are not numbers."""
+
+    def __init__(self, honest: Offer) -> None:
+        self.scales, self.layout = honest.scales, honest.layout
+        self._honest = honest
+
+    def coder(self, partner_scales: BytesLike) -> Coder:
+        coder = self._honest.coder(partner_scales)
+        sizes = self.layout.code_sizes
+        setattr(coder, "encode", lambda index: b"\xff" * sizes[index])  # noqa: B010  # mypy allows no other way
+        return coder
 
 
 def test_numbers_that_are_not_finite_are_refused_and_named_on_both_sides() -> None:
     async def scene(pair: Pair) -> tuple[EdgeOutcome, ...]:
         await pair.serve()
-        return await both(pair, finite_at_b=False)
+        return await both(pair, offer_of_a=Poisoned(offer("a")))
 
     a, b = play(scene)
     assert (a.kind, b.kind) == (EdgeKind.CORRUPT, EdgeKind.CORRUPT)
     assert "not finite" in a.reason
     assert "refused by partner" in a.reason
     assert "refused by this peer" in b.reason
-    assert a.received is None
+    assert a.coder is None
     assert (a.offence, b.offence) == ("", b.reason)
+
+
+class Breaking:
+    """A stream that breaks after so many bytes have been read."""
+
+    def __init__(self, stream: Stream, *, after_bytes: int) -> None:
+        self.peer_id = stream.peer_id
+        self._stream = stream
+        self._left = after_bytes
+
+    async def read(self, max_bytes: int) -> bytes:
+        if self._left <= 0:
+            await self._stream.aclose()
+            return b""
+        data = await self._stream.read(min(max_bytes, self._left))
+        self._left -= len(data)
+        return data
+
+    async def write(self, data: BytesLike) -> None:
+        await self._stream.write(data)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+@pytest.mark.parametrize("name", ["none", "mod4"])
+@pytest.mark.parametrize("breaks", [1, MAX_RESUMPTIONS, MAX_RESUMPTIONS + 1])
+def test_a_broken_stream_is_taken_up_where_it_broke(breaks: int, name: str) -> None:
+    codec = codec_named(name)
+    code_bytes = codec.layout(ELEMENTS, CHUNK_BYTES).code_bytes
+
+    async def scene(pair: Pair) -> tuple[EdgeOutcome, ...]:
+        await pair.serve()
+        left = breaks
+
+        async def dial() -> Contact:
+            nonlocal left
+            reached = await pair.dial()
+            if not left:
+                return reached
+            left -= 1
+            return Contact(stream=Breaking(reached.stream, after_bytes=code_bytes // 8))
+
+        return await both(pair, codec=codec, dial=dial)
+
+    a, b = play(scene)
+    if breaks > MAX_RESUMPTIONS:
+        assert (a.kind, a.coder, b.coder) == (EdgeKind.LOST, None, None)
+        return
+    assert (a.kind, b.kind) == (EdgeKind.APPLIED, EdgeKind.APPLIED)
+    assert (a.resumed, b.resumed) == (breaks, breaks)
+    assert torch.equal(difference(a), -difference(b))
+    assert a.bytes_received < 1.7 * code_bytes, "what had arrived was not sent again"
 
 
 @pytest.mark.parametrize("clips", [(0.5, 1.0), (1.0, 0.5), (0.75, 0.5)])
@@ -192,24 +297,28 @@ def test_a_partner_that_cannot_be_reached_is_lost() -> None:
 @pytest.mark.parametrize("after_bytes", [0, 10, 200, 100_000, 700_000])
 def test_a_partner_that_dies_in_mid_transfer_is_lost(after_bytes: int) -> None:
     async def scene(pair: Pair) -> tuple[EdgeOutcome, ...]:
+        offered = offer("b")
+
         async def die(stream: Stream) -> None:
-            exchange = Exchange(hello=hello("b"), partner="a", dialer=False)
+            exchange = exchange_of(hello("b"), "a", offered, dialer=False)
+            coder = offered.coder(b"")
             sent = 0
             while sent <= after_bytes:
-                for event in exchange.receive(await stream.read(65_536)):
-                    if type(event).__name__ == "PartnerHello":
-                        exchange.send_codes(CODES["b"])
-                while sent <= after_bytes and (data := exchange.data_to_send()) is not None:
-                    await stream.write(data)
-                    sent += len(data)
+                exchange.receive(await stream.read(65_536))
+                while sent <= after_bytes and (item := exchange.next_to_send()) is not None:
+                    parts = item.frame(coder.encode(item.index)) if isinstance(item, Cut) else item
+                    for part in parts:
+                        await stream.write(part)
+                        sent += len(part)
             await stream.aclose()
+            await pair.b.aclose()
 
         await pair.b.serve(PROTOCOL, die)
         return (await edge_of("a", "b", pair.dial),)
 
     [outcome] = play(scene)
     assert outcome.kind is EdgeKind.LOST
-    assert outcome.received is None
+    assert outcome.coder is None
 
 
 def test_a_silent_partner_is_given_up_at_the_deadline() -> None:
@@ -303,7 +412,7 @@ def test_strangers_are_refused_and_told_of_once(own: Hello, words: str) -> None:
 
 
 def declined(peer: str, partner: str, dial: Callable[[], Awaitable[Stream]] | None) -> Any:
-    exchange = Exchange(hello=hello(peer), partner=partner, dialer=peer == "a")
+    exchange = exchange_of(hello(peer), partner, offer(peer), dialer=peer == "a")
     return decline_edge(partner=partner, dial=dial, exchange=exchange, reason="left out")
 
 

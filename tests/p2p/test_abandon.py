@@ -10,15 +10,18 @@ from typing import TypeAlias
 
 import psutil
 import pytest
+import torch
 
-from gasloc_p2p.core.exchange import Exchange
+from gasloc_p2p.core.codecs import Keys, codec_named
+from gasloc_p2p.core.exchange import Cut, Exchange
 from gasloc_p2p.core.substrate import Stream
-from gasloc_p2p.core.types import BytesLike, EdgeKind, EdgeOutcome
+from gasloc_p2p.core.types import EdgeKind, EdgeOutcome
 from gasloc_p2p.core.wire import PROTOCOL_VERSION, Hello
 from gasloc_p2p.net.network import Libp2pNetwork
-from gasloc_p2p.node.edge import Contact, EdgeCallbacks, Judgement, run_edge
+from gasloc_p2p.node.edge import Contact, EdgeWork, run_edge
 from gasloc_p2p.node.events import RoundFinished
 from gasloc_p2p.node.report import RoundReport
+from gasloc_p2p.simulate.clock import InlineCompute
 from tests.p2p.real import RealNode, real_swarm
 
 pytestmark = [pytest.mark.p2p, pytest.mark.timeout(240)]
@@ -70,34 +73,38 @@ def hello(peer: str) -> Hello:
         codec="none",
         code_bytes=CODE_BYTES,
         chunk_bytes=CHUNK_BYTES,
-        scales=b"",
+        scale_bytes=0,
     )
 
 
 async def test_memory_is_flat_over_a_hundred_failed_exchanges(start_node: StartNode) -> None:
     first = await start_node(0)
     second = await start_node(1, await first.addresses())
-    codes = bytes(CODE_BYTES)
+    offer = codec_named("none").offer(
+        torch.zeros(CODE_BYTES // 4),
+        motion=None,
+        keys=Keys(round=5, own=0),
+        chunk_bytes=CHUNK_BYTES,
+    )
     endings = itertools.cycle(["half", "mute", "garbage", "at once"])
 
-    async def encode(scales: bytes) -> BytesLike:
-        return codes
-
-    async def judge(codes: BytesLike, scales: bytes) -> Judgement | None:
-        raise AssertionError("no partner sends everything")
+    def exchange_with(partner: str, own: str, *, dialer: bool) -> Exchange:
+        return Exchange(hello=hello(own), layout=offer.layout, partner=partner, dialer=dialer)
 
     async def fail(stream: Stream) -> None:
         """Answer as far as the ending goes, then leave."""
         ending = next(endings)
         try:
             if ending == "half":
-                partner = Exchange(hello=hello(first.peer_id), partner=stream.peer_id, dialer=False)
+                partner = exchange_with(stream.peer_id, first.peer_id, dialer=False)
                 partner.receive(await stream.read(1 << 16))
-                partner.send_codes(codes)
+                coder = offer.coder(b"")
                 for _ in range(CODE_BYTES // CHUNK_BYTES // 2):
-                    data = partner.data_to_send()
-                    assert data is not None
-                    await stream.write(data)
+                    item = partner.next_to_send()
+                    assert item is not None
+                    parts = item.frame(coder.encode(item.index)) if isinstance(item, Cut) else item
+                    for part in parts:
+                        await stream.write(part)
             elif ending == "garbage":
                 await stream.write(b"\xff" * CHUNK_BYTES)
             elif ending == "mute":
@@ -109,18 +116,20 @@ async def test_memory_is_flat_over_a_hundred_failed_exchanges(start_node: StartN
             await stream.aclose()
 
     async def failed_exchange() -> EdgeOutcome:
-        stream = await second.open_stream(first.peer_id, "gasloc/test/1", deadline_s=10.0)
-
         async def contact() -> Contact:
+            stream = await second.open_stream(first.peer_id, "gasloc/test/1", deadline_s=10.0)
             return Contact(stream=stream)
 
         return await run_edge(
             partner=first.peer_id,
             contact=contact,
-            exchange=Exchange(
-                hello=hello(second.peer_id), partner=first.peer_id, dialer=True, records=()
+            exchange=exchange_with(first.peer_id, second.peer_id, dialer=True),
+            work=EdgeWork(
+                offer=offer,
+                compute=InlineCompute(step_s=0.0),
+                clip=lambda length: 1.0,
+                records=lambda records: None,
             ),
-            callbacks=EdgeCallbacks(encode=encode, judge=judge, records=lambda records: None),
             deadline_s=0.3,
         )
 

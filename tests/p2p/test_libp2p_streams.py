@@ -177,3 +177,90 @@ async def test_a_failing_handler_is_logged_and_its_stream_closed(
             assert await stream.read(1) == b""
     assert "handler at fault" in caplog.text
     assert second.peer_id in caplog.text
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_last_words_are_read_after_a_write_has_failed(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+    nodes: Callable[[], AbstractAsyncContextManager[StartNode]],
+) -> None:
+    async def scenario() -> None:
+        async with nodes() as start_node:
+            first = await start_node(0)
+            await push_at_one_who_refuses(first, await start_node(1, await first.addresses()))
+
+    run(scenario())
+
+
+async def push_at_one_who_refuses(first: Libp2pNetwork, second: Libp2pNetwork) -> None:
+    refusal = b"R" * 1000
+
+    async def refuse(stream: Stream) -> None:
+        await stream.read(1000)
+        await stream.write(refusal)
+        await stream.aclose()
+
+    await first.serve(PROTOCOL, refuse)
+    for _ in range(5):
+        stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(ConnectionError):
+                await stream.write(bytes(50 << 20))
+            assert await read_exactly(stream, len(refusal)) == refusal
+            assert await stream.read(1) == b""
+        await stream.aclose()
+
+
+async def test_what_is_left_of_a_cancelled_write_goes_out_before_the_next(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork],
+) -> None:
+    first, second = pair
+    read_on, received = asyncio.Event(), asyncio.get_running_loop().create_future()
+    half, dropped, last = b"h" * (32 << 20), b"d" * 1000, b"l" * 1000
+
+    async def slow(stream: Stream) -> None:
+        await read_on.wait()
+        received.set_result(await read_exactly(stream, len(half + last)))
+        await stream.aclose()
+
+    await first.serve(PROTOCOL, slow)
+    stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+    async with asyncio.timeout(30):
+        for data in (half, dropped):
+            # Nobody reads, so neither can be sent to its end.
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await stream.write(data)
+        read_on.set()
+        await stream.write(last)
+        assert await received == half + last
+        assert await stream.read(1) == b""
+    await stream.aclose()
+
+
+async def test_many_small_reads_and_writes_leave_others_their_turn(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork],
+) -> None:
+    first, second = pair
+    turns = 0
+
+    async def send(stream: Stream) -> None:
+        await stream.write(bytes(100_000))
+        await stream.read(1)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    await first.serve(PROTOCOL, send)
+    stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+    async with asyncio.timeout(WAIT_S):
+        await read_exactly(stream, 1000)
+        counting = asyncio.create_task(count())
+        for _ in range(1000):
+            await stream.read(1)
+        counting.cancel()
+    assert turns >= 5
+    await stream.aclose()

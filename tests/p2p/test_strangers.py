@@ -13,12 +13,12 @@ from gasloc_p2p.core.errors import BootstrapUnreachableError, ManifestError
 from gasloc_p2p.core.exchange import Exchange, Finished
 from gasloc_p2p.core.manifest import Invite, parse_invite
 from gasloc_p2p.core.types import EdgeKind
-from gasloc_p2p.core.wire import PROTOCOL_VERSION, Hello
+from gasloc_p2p.core.wire import PROTOCOL_VERSION, Hello, pack_message
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
+from gasloc_p2p.node.dialling import EXCHANGE_PROTOCOL
 from gasloc_p2p.node.events import Invitation, Notice
-from gasloc_p2p.node.peer import EXCHANGE_PROTOCOL
 from tests.cli.test_cli import assert_explained, gasloc
 from tests.p2p.real import RealNode, real_swarm
 
@@ -39,7 +39,7 @@ def hello_of(peer_id: str, *, run_digest: bytes = bytes(32)) -> Hello:
         codec="none",
         code_bytes=435_456,
         chunk_bytes=262_144,
-        scales=b"",
+        scale_bytes=0,
     )
 
 
@@ -49,8 +49,8 @@ async def dial(network: Libp2pNetwork, node: RealNode, hello: Hello) -> Finished
     async with asyncio.timeout(DEADLINE_S):
         stream = await network.open_stream(node.peer_id, EXCHANGE_PROTOCOL, deadline_s=DEADLINE_S)
         try:
-            while (data := exchange.data_to_send()) is not None:
-                await stream.write(data)
+            await stream.write(pack_message(hello))
+            assert exchange.next_to_send() is not None
             while True:
                 data = await stream.read(65_536)
                 events = exchange.receive(data) if data else exchange.end_of_stream()

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from gasloc_p2p.config import Config
-from gasloc_p2p.core import exchange, wire
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.guard import EXCLUSION_ROUNDS, OFFENCES
 from gasloc_p2p.core.outer import Nesterov, OuterRule
+from gasloc_p2p.core.outgoing import Cut, Parts
 from gasloc_p2p.core.substrate import LocalModel, ModelState
 from gasloc_p2p.core.types import BytesLike, PeerId
 from gasloc_p2p.founding import found
@@ -129,13 +129,13 @@ def swarm_config(peers: int, *assignments: str) -> Config:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The largest absolute value, or NaN, of every chunk that any peer sends; codec `none`."""
     found: list[float] = []
-    pack_chunk = wire.pack_chunk
+    frame = Cut.frame
 
-    def watched(data: BytesLike, *, round: int, index: int) -> bytes:
+    def watched(self: Cut, data: BytesLike) -> Parts:
         found.append(float(np.abs(np.frombuffer(data, dtype=np.float32)).max()))
-        return pack_chunk(data, round=round, index=index)
+        return frame(self, data)
 
-    monkeypatch.setattr(exchange, "pack_chunk", watched)
+    monkeypatch.setattr(Cut, "frame", watched)
     return found
 
 

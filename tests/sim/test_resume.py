@@ -53,24 +53,26 @@ async def run_and_crash(
 
 
 @pytest.mark.parametrize(
-    ("count", "every", "topology"),
+    ("count", "every", "topology", "codec"),
     [
-        (1, 1, "pairs"),
-        (1, 3, "pairs"),
-        (2, 1, "pairs"),
-        (2, 3, "pairs"),
-        (4, 3, "pairs"),
-        (4, 1, "ring"),
+        (1, 1, "pairs", "none"),
+        (1, 3, "pairs", "none"),
+        (2, 1, "pairs", "none"),
+        (2, 3, "pairs", "mod4"),
+        (4, 3, "pairs", "none"),
+        (4, 3, "pairs", "int8"),
+        (4, 1, "ring", "none"),
     ],
 )
 def test_a_swarm_that_crashed_as_a_whole_ends_as_if_it_had_not(
-    count: int, every: int, topology: str, tmp_path: Path
+    count: int, every: int, topology: str, codec: str, tmp_path: Path
 ) -> None:
     config = quick_config(
         *STEPS,
         f"run.initial_peers={count}",
         f"checkpoint.every_rounds={every}",
         f"gossip.topology={topology}",
+        f"gossip.codec={codec}",
     )
     whole = in_virtual_time(lambda: run_to_the_end(config, tmp_path / "whole", count))
     in_virtual_time(lambda: run_and_crash(config, tmp_path / "again", count, round=5))

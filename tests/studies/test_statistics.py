@@ -81,10 +81,10 @@ def test_claims_in_words() -> None:
     assert claim.short == "≤ +0.5 %"
     assert claim.judge(between(0.6, 1.0)) == "does not hold"
     found = verdict_sentence(
-        claim, {"8 peers": "holds", "16 peers": "not decided", "32 peers": "holds"}
+        claim.words, {"8 peers": "holds", "16 peers": "not decided", "32 peers": "holds"}
     )
     assert found == "A is near B: holds at 8 peers, 32 peers; not decided at 16 peers."
-    assert verdict_sentence(claim, {"": "holds"}) == "A is near B: holds."
+    assert verdict_sentence(claim.words, {"": "holds"}) == "A is near B: holds."
 
 
 def test_numbers_in_tables() -> None:

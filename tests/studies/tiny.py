@@ -7,6 +7,7 @@ from typing import Any
 
 from gasloc_p2p.config import Layer
 from gasloc_p2p.studies.cell import Outcome, cell_key
+from gasloc_p2p.studies.codec import CodecStudy
 from gasloc_p2p.studies.local_steps import LocalSteps
 from gasloc_p2p.studies.measure import run_cell
 from gasloc_p2p.studies.multi_step import MultiStep
@@ -44,6 +45,10 @@ STUDIES: dict[str, tuple[Study, dict[str, Any]]] = {
         {},
     ),
     "poison": (PoisonStudy(peers=(3,), attacks=("random", "stale")), SHORT),
+    "codec": (
+        CodecStudy(peers=(3,), codecs=("none", "bf16", "mod8", "mod4"), topologies=("ring",)),
+        SHORT,
+    ),
 }
 
 

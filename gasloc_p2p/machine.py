@@ -1,4 +1,4 @@
-"""The machine that a study ran on, without anything that names it or its owner."""
+"""The machine that this runs on, without anything that names it or its owner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What bears on a study's duration.
+    """What bears on how long things take.
 
     Attributes:
         cpu: model.

@@ -1,0 +1,1 @@
+"""How fast codecs and streams are on this machine (docs/bench.md)."""

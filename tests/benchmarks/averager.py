@@ -1,0 +1,182 @@
+"""One exchange of parameters between two processes: hivemind's averager, for comparison.
+
+    python -m tests.benchmarks.averager --rounds 5
+    python -m tests.benchmarks.averager --link --mbit 100 --rtt-ms 100
+
+Each round both processes average the same number of fp32 parameters; its time runs from the word
+to begin until both have the result. Groups are warm: the first round is not counted. Rounds of the
+sides that are compared alternate, so that whatever else the machine does meets all of them alike.
+`--link` needs Linux and root. Prints JSON: seconds a round, medians and all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final, TypeAlias
+
+from tests.benchmarks.tapnet import EmulatedLink, emulated_link
+
+ELEMENTS: Final = 25_000_000
+ROUND_S: Final = 120.0
+LOOPBACK: Final = "127.0.0.1"
+
+OneRound: TypeAlias = Callable[[], Awaitable[float]]
+"""Does a round and returns its seconds."""
+
+
+@asynccontextmanager
+async def hivemind(
+    compression: str, elements: int, link: EmulatedLink | None
+) -> AsyncIterator[OneRound]:
+    """Start two processes with a `DecentralizedAverager` each.
+
+    Args:
+        compression: none or fp16.
+        elements: fp32 parameters.
+        link: between the two; None for loopback.
+    """
+    async with AsyncExitStack() as undo:
+        ends = []
+        contact = ""
+        for index in range(2):
+            inside = link.inside(index) if link is not None else ()
+            address = link.addresses[index] if link is not None else LOOPBACK
+            command = (sys.executable, "-m", "tests.benchmarks.averager", "--end", str(index))
+            what = ("--compression", compression, "--elements", str(elements))
+            end = await asyncio.create_subprocess_exec(
+                *inside, *command, *what, "--address", address, "--contact", contact,
+                stdin=PIPE, stdout=PIPE,
+            )  # fmt: skip
+            undo.push_async_callback(_finish, end)
+            contact = contact or await _line(end)
+            ends.append(end)
+        await _line(ends[1])
+
+        async def one_round() -> float:
+            began_s = time.monotonic()
+            for end in ends:
+                assert end.stdin is not None
+                end.stdin.write(b"go\n")
+            # The clock of all processes is the machine's.
+            return max([float(await _line(end)) for end in ends]) - began_s
+
+        yield one_round
+
+
+@asynccontextmanager
+async def ours(codec: str, elements: int, link: EmulatedLink | None) -> AsyncIterator[OneRound]:
+    """Start two processes that exchange with `codec` as nodes do, over real p2pd."""
+
+    async def one_round() -> float:
+        raise NotImplementedError(f"{codec}, {elements} elements, {link}")
+
+    yield one_round
+
+
+async def _line(end: asyncio.subprocess.Process) -> str:
+    assert end.stdout is not None
+    async with asyncio.timeout(ROUND_S):
+        line = (await end.stdout.readline()).decode().strip()
+    if not line:
+        raise SystemExit("an end has failed; see above")
+    return line
+
+
+async def _finish(end: asyncio.subprocess.Process) -> None:
+    assert end.stdin is not None
+    end.stdin.close()
+    try:
+        async with asyncio.timeout(10):
+            await end.wait()
+    except TimeoutError:
+        end.kill()
+        await end.wait()
+
+
+def be_an_end(given: argparse.Namespace) -> None:
+    """Average whenever a line comes in, until standard input closes.
+
+    hivemind forks, which a process with torch threads must not; so nothing is computed before.
+    """
+    import torch
+    from hivemind import DHT
+    from hivemind.averaging import DecentralizedAverager
+    from hivemind.compression import Float16Compression, NoCompression
+
+    torch.set_num_threads(1)
+    dht = DHT(
+        initial_peers=json.loads(given.contact) if given.contact else [],
+        host_maddrs=[f"/ip4/{given.address}/tcp/0"],
+        start=True,
+    )
+    averager = DecentralizedAverager(
+        [torch.full((given.elements,), float(given.end))],
+        dht,
+        prefix="bench",
+        target_group_size=2,
+        min_group_size=2,
+        compression=Float16Compression() if given.compression == "fp16" else NoCompression(),
+        start=True,
+    )
+    print(json.dumps([str(address) for address in dht.get_visible_maddrs()]), flush=True)
+    for _ in sys.stdin:
+        averager.step(timeout=ROUND_S)
+        print(time.monotonic(), flush=True)
+    averager.shutdown()
+    dht.shutdown()
+
+
+async def compare(given: argparse.Namespace) -> dict[str, object]:
+    """Do rounds of each side in turn and return their times."""
+    async with AsyncExitStack() as undo:
+        link = None
+        if given.link:
+            building = emulated_link(mbit=given.mbit, rtt_ms=given.rtt_ms)
+            link = await undo.enter_async_context(building)
+        sides = {}
+        for name in given.sides:
+            kind, _, codec = name.partition(":")
+            side = hivemind if kind == "hivemind" else ours
+            sides[name] = await undo.enter_async_context(side(codec, given.elements, link))
+        times: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(given.rounds + 1):
+            for name, one_round in sides.items():
+                times[name].append(round(await one_round(), 4))
+    return {
+        "elements": given.elements,
+        "link": {"mbit": given.mbit, "rtt_ms": given.rtt_ms} if given.link else None,
+        "median_s": {name: statistics.median(own[1:]) for name, own in times.items()},
+        "seconds": {name: own[1:] for name, own in times.items()},
+    }
+
+
+def main() -> None:
+    """Compare, or be an end of a comparison."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sides", nargs="+", default=["hivemind:none", "hivemind:fp16"])
+    parser.add_argument("--elements", type=int, default=ELEMENTS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--link", action="store_true", help="over an emulated link")
+    parser.add_argument("--mbit", type=float, default=100.0)
+    parser.add_argument("--rtt-ms", type=float, default=100.0)
+    for hidden in ("--end", "--address", "--contact", "--compression"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.end is not None:
+        be_an_end(given)
+    else:
+        print(json.dumps(asyncio.run(compare(given)), indent=1))
+
+
+if __name__ == "__main__":
+    main()
