@@ -1,4 +1,4 @@
-"""One exchange of parameters between two processes: hivemind's averager, for comparison.
+"""One exchange of parameters between two processes: hivemind's averager, and ours.
 
     python -m tests.benchmarks.averager --rounds 5
     python -m tests.benchmarks.averager --link --mbit 100 --rtt-ms 100
@@ -22,11 +22,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypeAlias
 
+from tests.benchmarks.pair import leave, line_of, pair
 from tests.benchmarks.tapnet import EmulatedLink, emulated_link
 
 ELEMENTS: Final = 25_000_000
 ROUND_S: Final = 120.0
 LOOPBACK: Final = "127.0.0.1"
+SIDES: Final = ["hivemind:none", "ours:none", "hivemind:fp16", "ours:mod8", "ours:mod4"]
 
 OneRound: TypeAlias = Callable[[], Awaitable[float]]
 """Does a round and returns its seconds."""
@@ -55,10 +57,10 @@ async def hivemind(
                 *inside, *command, *what, "--address", address, "--contact", contact,
                 stdin=PIPE, stdout=PIPE,
             )  # fmt: skip
-            undo.push_async_callback(_finish, end)
-            contact = contact or await _line(end)
+            undo.push_async_callback(leave, end)
+            contact = contact or await line_of(end)
             ends.append(end)
-        await _line(ends[1])
+        await line_of(ends[1])
 
         async def one_round() -> float:
             began_s = time.monotonic()
@@ -66,7 +68,7 @@ async def hivemind(
                 assert end.stdin is not None
                 end.stdin.write(b"go\n")
             # The clock of all processes is the machine's.
-            return max([float(await _line(end)) for end in ends]) - began_s
+            return max([float(await line_of(end)) for end in ends]) - began_s
 
         yield one_round
 
@@ -74,42 +76,27 @@ async def hivemind(
 @asynccontextmanager
 async def ours(codec: str, elements: int, link: EmulatedLink | None) -> AsyncIterator[OneRound]:
     """Start two processes that exchange with `codec` as nodes do, over real p2pd."""
+    async with pair(codec, elements=elements, link=link) as both:
 
-    async def one_round() -> float:
-        raise NotImplementedError(f"{codec}, {elements} elements, {link}")
+        async def one_round() -> float:
+            seconds, _ = await both.exchange()
+            return seconds
 
-    yield one_round
-
-
-async def _line(end: asyncio.subprocess.Process) -> str:
-    assert end.stdout is not None
-    async with asyncio.timeout(ROUND_S):
-        line = (await end.stdout.readline()).decode().strip()
-    if not line:
-        raise SystemExit("an end has failed; see above")
-    return line
-
-
-async def _finish(end: asyncio.subprocess.Process) -> None:
-    assert end.stdin is not None
-    end.stdin.close()
-    try:
-        async with asyncio.timeout(10):
-            await end.wait()
-    except TimeoutError:
-        end.kill()
-        await end.wait()
+        yield one_round
 
 
 def be_an_end(given: argparse.Namespace) -> None:
     """Average whenever a line comes in, until standard input closes.
 
-    hivemind forks, which a process with torch threads must not; so nothing is computed before.
+    hivemind forks, which a process with torch threads must not.
     """
     import torch
     from hivemind import DHT
     from hivemind.averaging import DecentralizedAverager
     from hivemind.compression import Float16Compression, NoCompression
+
+    from gasloc_p2p.core.codecs import codec_named
+    from tests.benchmarks.exchanging import vectors
 
     torch.set_num_threads(1)
     dht = DHT(
@@ -118,7 +105,7 @@ def be_an_end(given: argparse.Namespace) -> None:
         start=True,
     )
     averager = DecentralizedAverager(
-        [torch.full((given.elements,), float(given.end))],
+        [vectors(given.elements, int(given.end), codec_named("none"))[0]],
         dht,
         prefix="bench",
         target_group_size=2,
@@ -163,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sides", nargs="+", default=["hivemind:none", "hivemind:fp16"])
+    parser.add_argument("--sides", nargs="+", default=SIDES)
     parser.add_argument("--elements", type=int, default=ELEMENTS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--link", action="store_true", help="over an emulated link")

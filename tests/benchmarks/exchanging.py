@@ -1,7 +1,9 @@
 """One end of exchanges of a whole vector through the node's own edges, on a real p2pd.
 
-Started twice by `tests.benchmarks.averager` and `tests.benchmarks.memory`. A measured exchange is
-all that a node does between its local steps and its outer step: the offer, the edges, and the mix.
+Started twice by `tests.benchmarks.averager` and `tests.benchmarks.memory`. It prints where it is,
+then a line once it has warmed up with a small exchange; from then on every line that comes in
+orders an exchange, whose figures it prints. An exchange is all that a node does between its local
+steps and its outer step: the offer, the edges, and the mix.
 """
 
 from __future__ import annotations
@@ -48,7 +50,6 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
         codec: name of the codec.
         elements: fp32 parameters.
         chunk_bytes: wished size of a chunk of codes.
-        exchanges: how many, one after the other; a small one comes before them.
         edges: how many exchanges at a time, as on a ring.
     """
 
@@ -58,27 +59,26 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
     codec: str
     elements: int
     chunk_bytes: int
-    exchanges: int
     edges: int = 1
 
 
 class Measured(msgspec.Struct, kw_only=True, frozen=True):
-    """What came of the exchanges at one end.
+    """What one exchange took at one end.
 
     Attributes:
-        seconds: of each, from the offer to the end of the mix.
-        cpu_s: seconds of CPU that this process spent on each; its p2pd is not counted.
-        bytes_sent: by each, over all edges.
-        repaired_blocks: by each.
-        idle_bytes: resident memory before the first.
-        peak_bytes: the most resident memory from then on.
+        ended_s: when the mix was done, on the machine's monotonic clock.
+        cpu_s: seconds of CPU that this process spent; its p2pd is not counted.
+        bytes_sent: over all edges.
+        repaired_blocks: over all edges.
+        idle_bytes: resident memory before it.
+        peak_bytes: the most resident memory until its end.
         code_bytes: size of the codes that one edge receives.
     """
 
-    seconds: tuple[float, ...]
-    cpu_s: tuple[float, ...]
-    bytes_sent: tuple[int, ...]
-    repaired_blocks: tuple[int, ...]
+    ended_s: float
+    cpu_s: float
+    bytes_sent: int
+    repaired_blocks: int
     idle_bytes: int
     peak_bytes: int
     code_bytes: int
@@ -111,9 +111,7 @@ class End:
         """Exchange a vector over all edges and mix it."""
         keys = Keys(round=round, own=round + self.plan.end)
         offer = await self.compute.run(
-            lambda: self.codec.offer(
-                x, motion=motion, keys=keys, chunk_bytes=self.plan.chunk_bytes
-            )
+            lambda: self.codec.offer(x, motion=motion, keys=keys, chunk_bytes=self.plan.chunk_bytes)
         )
         layout = offer.layout
         hello = Hello(
@@ -194,29 +192,28 @@ async def take_part(plan: Plan) -> None:
         await network.serve(PROTOCOL, end.serve)
         print(json.dumps(await network.addresses()), flush=True)
         await end.exchange(0, *vectors(WARM_ELEMENTS, plan.end, end.codec))
-        measured = await _measure(end)
-        print(msgspec.json.encode(measured).decode(), flush=True)
-        # The other end may still be reading; the parent ends both.
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+        x, motion = vectors(plan.elements, plan.end, end.codec)
+        print("ready", flush=True)
+        loop = asyncio.get_running_loop()
+        round = 0
+        while await loop.run_in_executor(None, sys.stdin.readline):
+            round += 1
+            measured = await _measured(end, round, x, motion)
+            print(msgspec.json.encode(measured).decode(), flush=True)
     finally:
         end.compute.close()
         await network.aclose()
 
 
-async def _measure(end: End) -> Measured:
-    x, motion = vectors(end.plan.elements, end.plan.end, end.codec)
+async def _measured(end: End, round: int, x: Tensor, motion: Tensor | None) -> Measured:
     idle_bytes = _forget_peak()
-    seconds, cpu_s, outcomes = [], [], []
-    for round in range(1, end.plan.exchanges + 1):
-        began_s, cpu_began_s = time.monotonic(), _cpu_s()
-        outcomes.append(await end.exchange(round, x, motion))
-        seconds.append(time.monotonic() - began_s)
-        cpu_s.append(_cpu_s() - cpu_began_s)
+    began_cpu_s = _cpu_s()
+    edges = await end.exchange(round, x, motion)
     return Measured(
-        seconds=tuple(seconds),
-        cpu_s=tuple(cpu_s),
-        bytes_sent=tuple(sum(edge.bytes_sent for edge in edges) for edges in outcomes),
-        repaired_blocks=tuple(sum(edge.repaired_blocks for edge in edges) for edges in outcomes),
+        ended_s=time.monotonic(),
+        cpu_s=_cpu_s() - began_cpu_s,
+        bytes_sent=sum(edge.bytes_sent for edge in edges),
+        repaired_blocks=sum(edge.repaired_blocks for edge in edges),
         idle_bytes=idle_bytes,
         peak_bytes=_status_bytes("VmHWM"),
         code_bytes=end.codec.layout(end.plan.elements, end.plan.chunk_bytes).code_bytes,

@@ -67,7 +67,7 @@ def test_a_run_counts_its_bits_and_its_repairs() -> None:
     assert 32 < uncompressed.bits_per_parameter < 32.5
     assert uncompressed.repaired_shares == ()
     assert compressed.bits_per_parameter is not None
-    assert 4.5 < compressed.bits_per_parameter < 7
+    assert 4.375 < compressed.bits_per_parameter < 7
     assert len(compressed.repaired_shares) == 2
     assert all(0 <= share < 0.2 for share in compressed.repaired_shares)
 
