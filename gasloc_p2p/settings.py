@@ -91,10 +91,11 @@ class GossipConfig(Section):
         "repeats offences is left out for a while (docs/trust.md).",
     )
     chunk_bytes: int = Field(
-        default=262_144,
+        default=1_048_576,
         ge=1024,
         le=4_194_304,
-        description="Bytes of parameters under one digest on the wire.",
+        description="Bytes of codes under one digest on the wire, about; a stream that broke goes "
+        "on with the first such chunk that did not arrive.",
     )
 
 

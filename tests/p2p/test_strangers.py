@@ -38,7 +38,7 @@ def hello_of(peer_id: str, *, run_digest: bytes = bytes(32)) -> Hello:
         roster_digest=b"",
         codec="none",
         code_bytes=435_456,
-        chunk_bytes=262_144,
+        chunk_bytes=1_048_576,
         scale_bytes=0,
     )
 
