@@ -14,7 +14,11 @@ from gasloc_p2p.machine import Machine
 def codec(config: Config, *, as_json: bool) -> None:
     """Measure every codec on one core, and print the figures."""
     from gasloc_p2p.bench.codec import bench_codecs
+    from gasloc_p2p.core.codecs import CODECS
+    from gasloc_p2p.trial import try_codec
 
+    for name in CODECS.names:
+        try_codec(CODECS.named(name))
     found = bench_codecs(
         chunk_bytes=config.gossip.chunk_bytes, told=lambda name: _say(f"measuring {name}")
     )

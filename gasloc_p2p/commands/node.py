@@ -307,8 +307,9 @@ async def _train(
             checkpoints=checkpoints_of(config, home),
         )
         result = await node.run(leave)
-        await compute.run(lambda: result.write(home))
-        if config.display.mode != "json":
+        if not await compute.run(lambda: result.write(home)):
+            observe(Notice(text=f"it left before its first round; the results in {home} stay"))
+        elif config.display.mode != "json":
             observe(Notice(text=f"results: {home}"))
     finally:
         compute.close()

@@ -185,7 +185,12 @@ class _Swarm:
         self.nodes[index : index + 1] = [node]
 
     async def _start(self, name: str, *arguments: str, home: Path) -> Child:
-        local = ("--set", f"node.home={home}", "--set", f"net.listen={json.dumps(LOOPBACK)}")
+        net = self._config.net
+        own = (
+            *(f"node.home={home}", f"net.listen={json.dumps(LOOPBACK)}"),
+            *(f"net.upload_mbit={net.upload_mbit}", f"net.download_mbit={net.download_mbit}"),
+        )
+        local = [part for setting in own for part in ("--set", setting)]
         return await Child.start(name, (*arguments, *local), folder=self._folder)
 
     async def _first(self, child: Child, kind: type[E], *, index: int | None = None) -> E:

@@ -153,7 +153,13 @@ class Node:
             theta_digest=theta_digest(theta),
         )
         self._observe(Left(report=report, finished=finished))
-        return NodeResult(report=report, theta=theta, closing_theta=peer.theta, finished=finished)
+        return NodeResult(
+            report=report,
+            theta=theta,
+            closing_theta=peer.theta,
+            finished=finished,
+            begun=self._begun,
+        )
 
     async def _life(self) -> None:
         peer = self._peer

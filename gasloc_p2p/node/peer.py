@@ -106,7 +106,7 @@ class Peer:
         )
         self.theta: Tensor = learner.theta()
         self.memory: OuterState = self.rule.initial(self.theta)
-        self.drift = Drift(self.codec, elements=self.theta.numel(), vectors=self.rule.vectors)
+        self.drift = Drift(self.codec, elements=self.theta.numel())
         self.model_state: ModelState = learner.state()
         self.transfer_s = 0.0
         self._run_digest = run_digest

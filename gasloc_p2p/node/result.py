@@ -26,19 +26,27 @@ class NodeResult:
         theta: parameters after the last training round, [P] fp32.
         closing_theta: parameters after the closing gossip rounds, [P] fp32.
         finished: False when the node left before the end of the run.
+        begun: False when it left before its first round, with the run's initial parameters.
     """
 
     report: PeerReport
     theta: Tensor
     closing_theta: Tensor
     finished: bool
+    begun: bool = True
 
-    def write(self, home: Path) -> None:
+    def write(self, home: Path) -> bool:
         """Write the report and both parameter vectors into `home`, each file in one step.
+
+        Returns:
+            False when nothing was written, since a peer that had not begun again has nothing that
+            is better than the results of its earlier rounds.
 
         Raises:
             ConfigError: they cannot be written, as on a full disk; what was there stays.
         """
+        if not self.begun and (home / REPORT_FILE).is_file():
+            return False
         tensors = {"theta": self.theta, "closing_theta": self.closing_theta.clone()}
         metadata = {"finished": str(self.finished).lower()}
         report = msgspec.json.format(msgspec.json.encode(self.report), indent=2) + b"\n"
@@ -56,6 +64,7 @@ class NodeResult:
                 fix="make room there, then give the same command again: it goes on from the last "
                 "checkpoint",
             ) from None
+        return True
 
 
 def _partial(file: Path) -> Path:

@@ -52,7 +52,9 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
     if reverted := not finite:
         await peer.take_back(t, "the local steps")
         theta_h, outgoing, _ = await peer.compute.run(lambda: _contribute(peer, rule, t))
-    motion = await peer.compute.run(lambda: peer.drift.motion(peer.theta, theta_h))
+    motion = await peer.compute.run(
+        lambda: peer.drift.motion(peer.theta, theta_h, vectors=rule.vectors)
+    )
     offer = await peer.compute.run(lambda: peer.offer(t, outgoing, motion))
     edges = await _exchange(peer, t, partners, offer, roster)
 

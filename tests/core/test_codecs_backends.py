@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from types import FunctionType
 
 import numpy as np
@@ -152,3 +154,19 @@ def test_loops_are_compiled_where_nothing_can_be_cached() -> None:
     exec(program, names)
     double = compiled(types.int64(types.int64), names["double"])
     assert double(21) == 42
+
+
+@pytest.mark.parametrize("name", ["*.nbi", "*.nbc"])
+def test_a_cache_that_a_crash_cut_short_is_passed_over(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"loops_{name[2:]}"
+    (tmp_path / f"{module}.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    double = importlib.import_module(module).double
+    assert compiled(types.int64(types.int64), double)(21) == 42
+    files = list((tmp_path / "__pycache__").glob(name))
+    assert files
+    for file in files:
+        file.write_bytes(b"")
+    assert compiled(types.int64(types.int64), double)(21) == 42

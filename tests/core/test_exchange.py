@@ -188,7 +188,9 @@ def test_a_disagreement_is_refused_and_named(
     assert (refuse.code, refuse.round) == (code, 7)
     assert all(word in refuse.reason for word in words)
     assert finished == Finished(
-        kind=EdgeKind(kind), reason=f"refused by this peer: {refuse.reason}"
+        kind=EdgeKind(kind),
+        reason=f"refused by this peer: {refuse.reason}",
+        code=RefuseCode(code),
     )
 
 

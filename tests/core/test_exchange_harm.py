@@ -48,8 +48,9 @@ def test_only_what_the_partner_did_is_an_offence(
 ) -> None:
     exchange = received()
     reason = "refused by this peer: x"
-    assert exchange.refuse(code, "x") == [Finished(kind=kind, reason=reason, offence=offence)]
-    told = Finished(kind=kind, reason="refused by partner: x")
+    ended = Finished(kind=kind, reason=reason, offence=offence, code=code)
+    assert exchange.refuse(code, "x") == [ended]
+    told = Finished(kind=kind, reason="refused by partner: x", code=code)
     assert received().receive(sent(exchange)) == [told]
 
 
@@ -68,7 +69,8 @@ def test_a_dialer_may_refuse_at_once_behind_its_hello(said: bool) -> None:
     words = b"".join(first) + sent(exchange)
     events = Exchange(hello=hello(B), partner=A, dialer=False).receive(words)
     reason = "refused by partner: left out"
-    assert end(events) == Finished(kind=EdgeKind.REFUSED, reason=reason)
+    code = RefuseCode.EXCLUDED
+    assert end(events) == Finished(kind=EdgeKind.REFUSED, reason=reason, code=code)
 
 
 def test_whoever_was_dialled_refuses_in_place_of_its_hello() -> None:

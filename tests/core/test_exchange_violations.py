@@ -128,11 +128,12 @@ def test_a_wrong_digest_is_corrupt_on_both_sides(data: bytes) -> None:
     (event,) = exchange.receive(data)
     assert isinstance(event, ChunkArrived)
     assert not event.intact()
-    corrupt = Finished(kind=EdgeKind.CORRUPT, reason="refused by this peer: x", offence=True)
+    code, reason = RefuseCode.CORRUPT, "refused by this peer: x"
+    corrupt = Finished(kind=EdgeKind.CORRUPT, reason=reason, offence=True, code=code)
     assert exchange.refuse(RefuseCode.CORRUPT, "x") == [corrupt]
     data = sent(exchange)
     assert refusal(data).code is RefuseCode.CORRUPT
-    told = Finished(kind=EdgeKind.CORRUPT, reason="refused by partner: x")
+    told = Finished(kind=EdgeKind.CORRUPT, reason="refused by partner: x", code=code)
     assert received().receive(data) == [told]
 
 
@@ -143,4 +144,5 @@ def test_damaged_scales_and_checks_are_corrupt(stage: Stage, data: bytes, name: 
     exchange = stage()
     finished = end(exchange.receive(data[:13] + bytes(16) + data[29:]))
     reason = f"refused by this peer: {name} 0 does not match its digest"
-    assert finished == Finished(kind=EdgeKind.CORRUPT, reason=reason, offence=True)
+    code = RefuseCode.CORRUPT
+    assert finished == Finished(kind=EdgeKind.CORRUPT, reason=reason, offence=True, code=code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_a_failed_write_is_explained_and_leaves_what_was_there(file: str, tmp_pa
     thetas = read_thetas(tmp_path)
     assert thetas is not None
     assert torch.equal(thetas[0], result(1.0).theta)
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_peer_that_did_not_begin_again_leaves_its_earlier_results(
+    earlier: bool, tmp_path: Path
+) -> None:
+    if earlier:
+        assert result(1.0).write(tmp_path)
+    assert replace(result(2.0), begun=False).write(tmp_path) is not earlier
+    assert read_report(tmp_path) == result(1.0 if earlier else 2.0).report
 
 
 def test_a_home_that_cannot_be_made_is_explained(tmp_path: Path) -> None:

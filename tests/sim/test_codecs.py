@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from functools import cache
 
@@ -11,11 +12,14 @@ import torch
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.codecs import CODECS
 from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.events import RoundFinished
+from gasloc_p2p.simulate.network import Hub
 from gasloc_p2p.testing.chaos import Case
 from gasloc_p2p.testing.quadratic import NoisyQuadratic
 from gasloc_p2p.testing.swarm import VirtualSwarm
 from gasloc_p2p.testing.trace import SwarmTrace
+from tests.sim.conftest import SimulatedPeer, in_virtual_time, quick_config
 
 PEERS = 6
 ROUNDS = 8
@@ -83,3 +87,21 @@ def test_a_run_can_be_repeated_bit_for_bit(codec: str) -> None:
     first = swarm(codec, "pairs")
     swarm.cache_clear()
     assert swarm(codec, "pairs").digest == first.digest
+
+
+@pytest.mark.parametrize("codec", ["mod8", "mod4"])
+def test_rules_that_send_two_vectors_close_with_one(codec: str) -> None:
+    config = quick_config(
+        *("run.initial_peers=2", "run.rounds=2", "run.closing_rounds=2", "outer.rule=noloco"),
+        *("outer.force=true", f"gossip.codec={codec}"),
+    )
+
+    async def main() -> list[SimulatedPeer]:
+        async with Hub(verify=Identity.verify) as hub, asyncio.TaskGroup() as tasks:
+            peers = [SimulatedPeer(hub, config, index) for index in range(2)]
+            for peer in peers:
+                tasks.create_task(peer.run())
+        return peers
+
+    for peer in in_virtual_time(main):
+        assert peer.edges_by_round() == {t: ["applied"] for t in range(4)}

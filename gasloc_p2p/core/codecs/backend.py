@@ -106,7 +106,8 @@ def backend() -> Backend:
     try:
         # Importing numba takes half a second, which commands that use no such codec need not wait.
         from gasloc_p2p.core.codecs import kernels
-    except ImportError:
+    except (ImportError, OSError):
+        # Not installed, or its shared library does not load here.
         return plain
     return kernels
 

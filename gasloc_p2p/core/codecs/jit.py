@@ -8,6 +8,7 @@ and integers that wrap. Conversions are spelled out in the loops, because numba 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pickle import UnpicklingError
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import numba
@@ -54,7 +55,7 @@ def compiled(signature: Any, function: Callable[..., Any]) -> Loop:
     """
     try:
         loop = numba.njit(signature, cache=True, **_OPTIONS)(function)
-    except (RuntimeError, OSError):
-        # No folder to write to, or none that has room.
+    except (RuntimeError, OSError, EOFError, UnpicklingError):
+        # No folder to write to, none that has room, or a file in it that a crash cut short.
         loop = numba.njit(signature, **_OPTIONS)(function)
     return cast("Loop", loop)
