@@ -172,15 +172,25 @@ async def exactly(channel: Channel, size_bytes: int) -> bytes:
     return received
 
 
-async def answer(channel: Channel) -> None:
-    """Take part in the exchanges of one stream that the other end has opened."""
-    while len(request := await exactly(channel, _REQUEST.size)) == _REQUEST.size:
+async def answer_once(channel: Channel) -> bool:
+    """Take part in one exchange; False when there is none any more."""
+    async with asyncio.timeout(DEADLINE_S):
+        request = await exactly(channel, _REQUEST.size)
+        if len(request) < _REQUEST.size:
+            return False
         _, size_bytes = _REQUEST.unpack(request)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(push(channel, size_bytes))
             await pull(channel, size_bytes)
             received_s = time.monotonic()
         await channel.write(_ANSWER.pack(received_s))
+    return True
+
+
+async def answer(channel: Channel) -> None:
+    """Take part in the exchanges of one stream that the other end has opened."""
+    while await answer_once(channel):
+        pass
     await channel.aclose()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gasloc_p2p.core.codecs import CodesError, ModularCodec, codec_named
+from gasloc_p2p.core.codecs import CodesError, ModularCodec, codec_named, completion
 from gasloc_p2p.core.codecs.backend import backend
 from gasloc_p2p.core.codecs.grid import GRID, bytes_above, steps, told_motion
 from gasloc_p2p.core.codecs.sketch import SKETCH_BYTES, distance, sketch
@@ -393,3 +393,22 @@ def test_another_key_hashes_otherwise(name: str, top: int) -> None:
     remainders = slice(0, -(-200 // codec_named(name).block_elements) * 8)
     assert bytes(other.of_x.encode(0))[remainders] == codes[remainders]
     assert bytes(other.of_x.encode(0)) != codes
+
+
+@MODULAR
+def test_a_chunk_is_mixed_in_pieces_as_it_is_at_once(
+    name: str, top: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = codec_named(name).block_elements
+    x = normal(5 * block + 3, 1)
+    y = x + 0.01 * normal(5 * block + 3, 2)
+    y[[3, 2 * block, 5 * block + 1]] += 5.0
+    moved = []
+    for blocks in (completion.PIECE_BLOCKS, 2, 1):
+        monkeypatch.setattr(completion, "PIECE_BLOCKS", blocks)
+        both, _ = ranged(name, x, y)
+        assert both.exchange() == [bytes([0b100101])]
+        moved.append(both.moves())
+    assert all(
+        torch.equal(a, b) for other in moved[1:] for a, b in zip(moved[0], other, strict=True)
+    )

@@ -18,6 +18,7 @@ from gasloc_p2p.core.types import BytesLike
 
 TAG_BYTES: Final = 2
 DIGEST_BYTES: Final = 8
+PIECE_BLOCKS: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -171,8 +172,7 @@ class ModularCoder:
     def add_difference(self, mixed: Tensor, weight: float) -> None:
         """Add weight x (Q(x_j) - Q(x_i)) to `mixed`."""
         for index in range(self._layout.chunks):
-            difference = self._difference(index)
-            mixed[self._layout.span(index)].add_(difference, alpha=weight)
+            self._add_chunk(index, mixed[self._layout.span(index)], weight)
 
     @property
     def _code_bytes(self) -> int:
@@ -232,18 +232,29 @@ class ModularCoder:
         theirs = torch.frombuffer(bytearray(data) + b"\0\0", dtype=torch.bfloat16)[:-1]
         return torch.sub(theirs.to(torch.float32), own)
 
-    def _difference(self, index: int) -> Tensor:
-        rows = self._rows(index)
-        out = torch.empty(rows.shape)
-        difference: Floats = out.numpy()
+    def _add_chunk(self, index: int, mixed: Tensor, weight: float) -> None:
+        """Add what a chunk differs by, a piece at a time, which stays in the processor's cache."""
+        rows, delta = self._rows(index), self._delta[self._layout.block_span(index)]
         remainders, _ = self._parts(index, bytes_of(self._codes[index]))
-        delta = self._delta[self._layout.block_span(index)]
-        self._loops.difference(rows, delta, remainders, difference)
+        block = self._layout.block_elements
+        for first in range(0, len(rows), PIECE_BLOCKS):
+            piece = slice(first, first + PIECE_BLOCKS)
+            out = torch.empty(rows[piece].shape)
+            difference: Floats = out.numpy()
+            self._loops.difference(rows[piece], delta[piece], remainders[piece], difference)
+            self._patch(index, first, difference)
+            target = mixed[first * block : (first + PIECE_BLOCKS) * block]
+            target.add_(out.view(-1)[: target.numel()], alpha=weight)
+
+    def _patch(self, index: int, first: int, difference: Floats) -> None:
+        """Put the repaired blocks of a chunk into a piece of it that begins with block `first`."""
         repair = self._repairs.get(index)
-        if repair is not None:
-            repaired = self._repaired(index, repair.blocks, repair.data)
-            difference[repair.blocks] = rows_of(repaired, self._layout.block_elements)
-        return out.view(-1)[: self._layout.elements_of(index)]
+        if repair is None:
+            return
+        inside = (repair.blocks >= first) & (repair.blocks < first + len(difference))
+        repaired = self._repaired(index, repair.blocks, repair.data)
+        rows = rows_of(repaired, self._layout.block_elements)
+        difference[repair.blocks[inside] - first] = rows[inside]
 
 
 def _digest_bytes(digest: int) -> bytes:

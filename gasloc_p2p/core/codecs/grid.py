@@ -20,6 +20,9 @@ LEAST: Final = np.float32(0.1)
 
 _QUARTERS: Final = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 
+AT_ONCE: Final = 1 << 16
+"""Blocks of which the squares are held at a time."""
+
 _LARGEST_FACTOR: Final = 2.0**40
 """With the largest motion a half-range is finite still."""
 
@@ -82,7 +85,9 @@ def steps(
 
 
 def _mean_square(values: Floats) -> float:
-    """Return the mean of squares; a running sum, for numpy's own has an order of its own choice."""
-    if not len(values):
-        return 0.0
-    return float(np.add.accumulate(np.square(values, dtype=np.float64))[-1]) / len(values)
+    """Return the mean of squares; running sums, for numpy's own have an order of its own choice."""
+    total = 0.0
+    for start in range(0, len(values), AT_ONCE):
+        squares = np.square(values[start : start + AT_ONCE], dtype=np.float64)
+        total += float(np.add.accumulate(squares)[-1])
+    return total / len(values) if len(values) else 0.0
