@@ -14,7 +14,8 @@ class NetConfig(BaseModel):
         default=("/ip4/0.0.0.0/tcp/0",),
         min_length=1,
         description="Multiaddrs to listen on, such as /ip4/0.0.0.0/tcp/4001 or "
-        "/ip4/0.0.0.0/udp/4001/quic-v1. Port 0 takes any free port.",
+        "/ip4/0.0.0.0/udp/4001/quic-v1. Port 0 takes any free port. TCP is advised: over QUIC p2pd "
+        "can lose the last bytes of a stream, and an exchange its confirmation.",
     )
     announce: tuple[str, ...] = Field(
         default=(),
