@@ -39,17 +39,21 @@ async def write_forever(stream: Stream) -> None:
         await stream.write(bytes(65_536))
 
 
+async def between_two_nodes(
+    nodes: Callable[[], AbstractAsyncContextManager[StartNode]],
+    scene: Callable[[Libp2pNetwork, Libp2pNetwork], Awaitable[None]],
+) -> None:
+    async with nodes() as start_node:
+        first = await start_node(0)
+        await scene(first, await start_node(1, await first.addresses()))
+
+
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_a_writer_waits_for_a_slow_reader_and_its_buffer_may_be_reused(
     run: Callable[[Coroutine[Any, Any, None]], None],
     nodes: Callable[[], AbstractAsyncContextManager[StartNode]],
 ) -> None:
-    async def scenario() -> None:
-        async with nodes() as start_node:
-            first = await start_node(0)
-            await push_to_a_slow_reader(first, await start_node(1, await first.addresses()))
-
-    run(scenario())
+    run(between_two_nodes(nodes, push_to_a_slow_reader))
 
 
 async def push_to_a_slow_reader(first: Libp2pNetwork, second: Libp2pNetwork) -> None:
@@ -184,12 +188,7 @@ def test_last_words_are_read_after_a_write_has_failed(
     run: Callable[[Coroutine[Any, Any, None]], None],
     nodes: Callable[[], AbstractAsyncContextManager[StartNode]],
 ) -> None:
-    async def scenario() -> None:
-        async with nodes() as start_node:
-            first = await start_node(0)
-            await push_at_one_who_refuses(first, await start_node(1, await first.addresses()))
-
-    run(scenario())
+    run(between_two_nodes(nodes, push_at_one_who_refuses))
 
 
 async def push_at_one_who_refuses(first: Libp2pNetwork, second: Libp2pNetwork) -> None:
