@@ -151,11 +151,6 @@ class Exchange:
         return self._met is not None and not (self._agreed or self._finished)
 
     @property
-    def next_chunk(self) -> int | None:
-        """Index of the next own chunk that will be asked for; None when all have been."""
-        return None if self._finished else self._outgoing.next_chunk
-
-    @property
     def bytes_sent(self) -> int:
         """Bytes of all frames that `next_to_send` has returned."""
         return self._bytes_sent

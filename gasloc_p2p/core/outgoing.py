@@ -95,14 +95,6 @@ class Outgoing:
         """Whether the first frame of `close_with` was given out."""
         return self._closed > 0
 
-    @property
-    def next_chunk(self) -> int | None:
-        """Index of the next chunk that is given out; None when there is none."""
-        for item in self._said[self._said_again :]:
-            if isinstance(item, Cut) and item.kind is FrameType.CHUNK:
-                return item.index
-        return None if self.all_chunks_said else self._chunks
-
     def open_with(self, *parts: BytesLike) -> None:
         """Say one frame before all others."""
         self._opening.append(parts)

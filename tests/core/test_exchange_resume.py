@@ -63,11 +63,8 @@ def test_only_what_the_partner_lacks_is_sent_again() -> None:
     sent(exchange)
     before = exchange.bytes_sent
     resumed(exchange, received=1, expected=0)
-    following = [exchange.next_chunk]
     data = sent(exchange)
     assert types(data) == [FrameType.CHUNK] * 2
-    following.append(exchange.next_chunk)
-    assert following == [1, None]
     own = pack_message(hello(A))
     assert exchange.bytes_sent == before + len(own) + len(data)
 
@@ -207,7 +204,6 @@ def test_scales_go_on_where_they_broke_off() -> None:
     exchange.receive(piece(FrameType.SCALES, 0, b"123")[:-1])
     sent(exchange)
     resumed(exchange, received=0, expected=0, checked=True)
-    assert exchange.next_chunk == 0
     events = exchange.receive(piece(FrameType.SCALES, 0, b"123"))
     assert events == [PartnerScales(scales=b"123")]
     assert types(sent(exchange)) == [FrameType.SCALES] + [FrameType.CHUNK] * 3
