@@ -61,6 +61,7 @@ class Libp2pNetwork:
         self._handlers: set[asyncio.Task[None]] = set()
         self._requests: set[asyncio.Timeout] = set()
         self._closing = False
+        self._quiet = asyncio.Event()
         self.neighbours: Final = Neighbours(attachment)
         self._end = asyncio.Lock()
         attachment.undo.push_async_callback(self._end_streams)
@@ -170,9 +171,14 @@ class Libp2pNetwork:
             ) from None
 
     def _adopt(self, peer: PeerId, connection: LocalSocket) -> P2PStream:
-        stream = P2PStream(peer, connection, caps=self._caps, released=self._streams.discard)
+        stream = P2PStream(peer, connection, caps=self._caps, released=self._release)
         self._streams.add(stream)
         return stream
+
+    def _release(self, stream: P2PStream) -> None:
+        self._streams.discard(stream)
+        if not self._streams:
+            self._quiet.set()
 
     def _accept(self, connection: LocalSocket) -> None:
         stream = self._adopt("", connection)
@@ -314,4 +320,8 @@ class Libp2pNetwork:
         if self._handlers:
             await asyncio.wait(self._handlers, timeout=HANDLER_GRACE_S)
         for stream in list(self._streams):
-            stream.abort()
+            stream.close()
+        # p2pd ends next, and the last words that it has not handed on by then would be lost.
+        self._quiet.clear()
+        while self._streams:
+            await self._quiet.wait()

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -228,7 +230,7 @@ async def test_what_is_left_of_a_cancelled_write_goes_out_before_the_next(
         for data in (half, dropped):
             # Nobody reads, so neither can be sent to its end.
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.5):
+                async with asyncio.timeout(8):
                     await stream.write(data)
         read_on.set()
         await stream.write(last)
@@ -263,3 +265,39 @@ async def test_many_small_reads_and_writes_leave_others_their_turn(
         counting.cancel()
     assert turns >= 5
     await stream.aclose()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+async def test_last_words_arrive_although_the_node_leaves_at_once(
+    pair: tuple[Libp2pNetwork, Libp2pNetwork],
+) -> None:
+    first, second = pair
+    words = bytes(range(256)) * 512
+    heard = asyncio.get_running_loop().create_future()
+
+    async def listen(stream: Stream) -> None:
+        heard.set_result(await read_exactly(stream, len(words)))
+
+    await first.serve(PROTOCOL, listen)
+    stream = await second.open_stream(first.peer_id, PROTOCOL, deadline_s=WAIT_S)
+    pid = second.daemon.pid
+    stop_process(pid)
+    await stream.write(words)
+    await stream.aclose()
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(second.aclose())
+        # A p2pd that finds itself told to end when it goes on hands on nothing, or not all.
+        await asyncio.to_thread(told_to_end, pid, within_s=1.5)
+        os.kill(pid, signal.SIGCONT)
+        assert await heard == words
+
+
+def told_to_end(pid: int, *, within_s: float) -> bool:
+    """Wait until a stopped process has been sent SIGTERM, but not for long."""
+    term, until_s = 1 << (signal.SIGTERM - 1), time.monotonic() + within_s
+    status = Path(f"/proc/{pid}/status")
+    while time.monotonic() < until_s:
+        if int(status.read_text().split("ShdPnd:")[1].split()[0], 16) & term:
+            return True
+        time.sleep(0.01)
+    return False
