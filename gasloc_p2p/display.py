@@ -172,10 +172,13 @@ def _edges_text(reports: list[RoundReport]) -> str:
     if all_reduces := max(report.all_reduces for report in reports):
         return f"all-reduces: {all_reduces}"
     kinds = [edge.kind.value for report in reports for edge in report.edges]
-    unpaired = sum(not report.edges for report in reports)
+    unpaired = sum(report.unpaired for report in reports)
+    under_way = sum(report.under_way for report in reports)
     counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
     if unpaired:
         counts.append(f"{unpaired} unpaired")
+    if under_way:
+        counts.append(f"{under_way} under way")
     return "edges: " + ", ".join(counts)
 
 

@@ -90,6 +90,11 @@ class GossipConfig(Section):
         description="Differences to partners that are far longer than usual are clipped, and who "
         "repeats offences is left out for a while (docs/trust.md).",
     )
+    overlap: bool = Field(
+        default=False,
+        description="Exchange under the inner steps of the next round, and add what comes back "
+        "between two of them; needs outer.rule local (docs/design.md, section 2).",
+    )
     chunk_bytes: int = Field(
         default=1_048_576,
         ge=1024,

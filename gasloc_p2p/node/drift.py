@@ -45,6 +45,12 @@ class Drift:
         if self._asked:
             self.stepped = block_max_difference(theta, stepped, self._block)
 
+    def note_correction(self, theta: Tensor, corrected: Tensor) -> None:
+        """Learn that late edges moved `theta` to `corrected`, fp32 [P] each."""
+        if self._asked:
+            moved = block_max_difference(theta, corrected, self._block)
+            self.stepped = torch.maximum(self.stepped, moved)
+
     def restore(self, stepped: Tensor | None) -> None:
         """Take over an earlier `stepped`; one of another codec tells nothing."""
         if stepped is not None and stepped.shape == self.stepped.shape:

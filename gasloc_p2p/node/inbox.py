@@ -43,8 +43,8 @@ class Inbox:
         self._left_out = left_out
         self._told: set[PeerId] = set()
         self._round = 0
-        self._expected: frozenset[PeerId] | None = None
-        self._over: set[PeerId] = set()
+        self._partners: frozenset[PeerId] | None = None
+        self._under_way: set[tuple[int, PeerId]] = set()
         self._held: dict[tuple[int, PeerId], asyncio.Future[_Held]] = {}
         self._holding = 0
 
@@ -116,16 +116,18 @@ class Inbox:
 
     def _no_edge(self, peer: PeerId, round: int) -> tuple[RefuseCode, str] | None:
         """Say why a stream for `round` cannot wait here; None when it can."""
+        if (round, peer) in self._under_way:
+            return None
         reason = ""
         if round < self._round:
             reason = f"round {round} is over here, this peer is in round {self._round}"
         elif left_out := self._left_out(peer, round):
             return RefuseCode.EXCLUDED, left_out
-        elif round == self._round and self._expected is not None:
-            if peer not in self._expected:
-                reason = f"this peer has no edge with {peer} in round {round}"
-            elif peer in self._over:
+        elif round == self._round and self._partners is not None:
+            if peer in self._partners:
                 reason = f"the edge of round {round} with {peer} is over here"
+            else:
+                reason = f"this peer has no edge with {peer} in round {round}"
         elif round > self._round + ROUNDS_AHEAD or self._holding >= HELD_STREAMS:
             reason = f"too early for round {round}, this peer is in round {self._round}"
         return (RefuseCode.NOT_PARTNER, reason) if reason else None
@@ -152,15 +154,17 @@ class Inbox:
     def open_round(self, round: int, partners: Iterable[PeerId]) -> None:
         """Begin `round`: streams of its partners may be claimed, all others are refused.
 
+        Those of earlier rounds whose edges were not released may still be claimed.
+
         Args:
             round: the round.
             partners: those that are not left out.
         """
         self._round = round
-        self._expected = frozenset(partners)
-        self._over.clear()
+        self._partners = frozenset(partners)
+        self._under_way |= {(round, peer) for peer in self._partners}
         for (held_round, peer), place in list(self._held.items()):
-            if held_round < round or (held_round == round and peer not in self._expected):
+            if held_round <= round and (held_round, peer) not in self._under_way:
                 self._drop(held_round, peer, place)
 
     def _drop(self, round: int, peer: PeerId, place: asyncio.Future[_Held]) -> None:
@@ -190,8 +194,7 @@ class Inbox:
 
     def release(self, round: int, partner: PeerId) -> None:
         """End the handler of a claimed stream, if there is one, and take no other one."""
-        if round == self._round:
-            self._over.add(partner)
+        self._under_way.discard((round, partner))
         place = self._held.pop((round, partner), None)
         if place is None:
             return

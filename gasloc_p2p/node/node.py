@@ -134,11 +134,12 @@ class Node:
         )
         await self._network.serve(EXCHANGE_PROTOCOL, peer.inbox.accept)
         await self._network.serve(STATE_PROTOCOL, donor.serve)
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks, peer.edges:
             saving = [tasks.create_task(self._saver.run())] if self._saver is not None else []
             try:
                 finished = await _until(leave, self._life)
             finally:
+                peer.edges.drop()
                 peer.inbox.close()
             await self._say_goodbye()
             if self._saver is not None:
@@ -220,13 +221,14 @@ class Node:
         among themselves; to follow those would leave the partners behind. It does follow once most
         others are out of its reach, as after the network was split.
         """
-        kept_up = bool(report.edges) and all(edge.kind in MIXED_KINDS for edge in report.edges)
+        met = bool(report.edges) or report.under_way > 0
+        kept_up = met and all(edge.kind in MIXED_KINDS for edge in report.edges)
         swarm_round = self._membership.swarm_round()
         if kept_up and swarm_round is not None and swarm_round <= self._round + AHEAD_ROUNDS:
             swarm_round = None
         peer = self._peer
         following = peer.pace.next_round(self._round, swarm_round, peer.clock.unix_s())
-        mixed = any(edge.kind in MIXED_KINDS for edge in report.edges)
+        mixed = report.under_way > 0 or any(edge.kind in MIXED_KINDS for edge in report.edges)
         return following, not mixed and following > self._round + LEASE_ROUNDS
 
     async def _stand_by(self) -> None:
@@ -336,7 +338,8 @@ class Node:
     def _current_state(self) -> State | None:
         if not self._begun:
             return None
-        return State(theta=self._peer.theta, memory=self._peer.memory.memory, round=self._round)
+        standing = self._peer.standing()
+        return State(theta=standing.theta, memory=standing.memory.memory, round=self._round)
 
 
 async def _until(leave: asyncio.Event, life: Callable[[], Coroutine[Any, Any, None]]) -> bool:

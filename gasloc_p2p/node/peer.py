@@ -31,6 +31,7 @@ from gasloc_p2p.node.dialling import Dialling
 from gasloc_p2p.node.drift import Drift
 from gasloc_p2p.node.events import Notice, Observer
 from gasloc_p2p.node.inbox import Inbox
+from gasloc_p2p.node.late import Edges, OuterStepToCome, Standing
 from gasloc_p2p.node.membership import Membership
 from gasloc_p2p.node.report import RoundReport
 
@@ -62,6 +63,8 @@ class Peer:
         theta: parameters at the start of the round, [P] fp32 on the CPU.
         memory: the outer rule's state.
         model_state: what the learner held beside theta at the start of the round.
+        edges: those that are under way.
+        to_come: the outer step of a round that still exchanges, with overlap.
         guard: judges what partners send, and remembers who is left out.
         transfer_s: seconds that the last edge took from the partner's Hello to its end.
     """
@@ -104,6 +107,8 @@ class Peer:
             hello=self._plain_hello,
             ceiling_s=config.pace.edge_ceiling_s,
         )
+        self.edges = Edges()
+        self.to_come: OuterStepToCome | None = None
         self.theta: Tensor = learner.theta()
         self.memory: OuterState = self.rule.initial(self.theta)
         self.drift = Drift(self.codec, elements=self.theta.numel())
@@ -143,6 +148,20 @@ class Peer:
             floor_s=pace.edge_floor_s,
             ceiling_s=pace.edge_ceiling_s,
         )
+
+    def overlaps(self, t: int) -> bool:
+        """Whether round t exchanges under the inner steps of the next one."""
+        return self.config.gossip.overlap and not self.is_closing(t + 1)
+
+    def awaits(self, t: int, partner: PeerId) -> bool:
+        """Whether the outer step of round t waits for the edge with `partner`."""
+        return True
+
+    def standing(self) -> Standing:
+        """Return where this peer is; if an outer step is to come, as if it mixed nothing."""
+        if self.to_come is not None and self.to_come.alone is not None:
+            return self.to_come.alone
+        return Standing(theta=self.theta, memory=self.memory)
 
     def layout(self, t: int) -> Layout:
         """How what this peer gives to round t is cut on the wire."""
@@ -220,6 +239,7 @@ class Peer:
             trained: parameters after the last training round and their validation loss.
         """
         trained_theta, trained_val_loss = trained or (None, None)
+        standing = self.standing()
         return Checkpoint(
             progress=Progress(
                 run_id=run_id,
@@ -236,8 +256,8 @@ class Peer:
                 reports=tuple(reports),
                 trained_val_loss=trained_val_loss,
             ),
-            theta=self.theta,
-            memory=self.memory.memory,
+            theta=standing.theta,
+            memory=standing.memory.memory,
             model=self.model_state,
             trained_theta=trained_theta,
             stepped=self.drift.stepped if self.codec.checked else None,

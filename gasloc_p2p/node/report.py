@@ -11,7 +11,10 @@ from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 
 
 class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One edge of one round, without the parameters it carried; see `EdgeOutcome`."""
+    """One edge of one round, without the parameters it carried; see `EdgeOutcome`.
+
+    `late` says how many rounds after its own it ended.
+    """
 
     partner: PeerId
     kind: EdgeKind
@@ -21,6 +24,7 @@ class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
     excluded: bool = False
     resumed: int = 0
     repaired_blocks: int = 0
+    late: int = 0
 
 
 class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +35,8 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
         closing: whether this was a gossip round without training.
         local_steps: inner steps done.
         train_loss: mean loss of these steps in nats per token, None without steps.
-        edges: how each edge ended; empty when the peer was unpaired.
+        edges: how the edges ended that did so in this round, those of earlier rounds last.
+        under_way: edges of this round that go on beside later ones.
         all_reduces: times that the whole swarm took a mean instead; the simulator's baselines do.
         bytes_sent, bytes_received: bytes over all edges.
         train_s, exchange_s, wait_s: seconds of training, of exchanging, and of the exchange
@@ -44,6 +49,7 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     local_steps: int
     train_loss: float | None
     edges: tuple[EdgeReport, ...]
+    under_way: int = 0
     all_reduces: int = 0
     bytes_sent: int
     bytes_received: int
@@ -52,12 +58,19 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float
     reverted: bool = False
 
+    @property
+    def unpaired(self) -> bool:
+        """Whether the peer exchanged with nobody in this round."""
+        own = any(edge.late == 0 for edge in self.edges)
+        return not (own or self.under_way or self.all_reduces)
+
 
 class EdgeCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Edges of all rounds by outcome; `unpaired` counts rounds without a partner.
 
-    `clipped` are among those that were mixed, `excluded` among the refused ones; `resumed` counts
-    streams that broke and were replaced.
+    `clipped` are among those that were mixed, `excluded` among the refused ones; `late` are those
+    that ended in a later round than their own; `resumed` counts streams that broke and were
+    replaced.
     """
 
     applied: int = 0
@@ -70,6 +83,7 @@ class EdgeCounts(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     clipped: int = 0
     excluded: int = 0
+    late: int = 0
     resumed: int = 0
 
 
@@ -99,12 +113,20 @@ def round_report(
     round: int,
     closing: bool,
     losses: Sequence[float],
-    outcomes: Sequence[EdgeOutcome],
+    outcomes: Sequence[tuple[int, EdgeOutcome]],
+    under_way: int = 0,
     reverted: bool,
     train_s: float,
     exchange_s: float,
+    wait_s: float,
 ) -> RoundReport:
-    """Sum up one round from what its parts returned."""
+    """Sum up one round from what its parts returned.
+
+    Args:
+        outcomes: how edges ended in its course, with the rounds that they belong to.
+        under_way: edges of this round that have not ended.
+        wait_s: seconds of waiting for partners that had not answered yet.
+    """
     return RoundReport(
         round=round,
         closing=closing,
@@ -120,14 +142,16 @@ def round_report(
                 excluded=edge.excluded,
                 resumed=edge.resumed,
                 repaired_blocks=edge.repaired_blocks,
+                late=round - began,
             )
-            for edge in outcomes
+            for began, edge in outcomes
         ),
-        bytes_sent=sum(edge.bytes_sent for edge in outcomes),
-        bytes_received=sum(edge.bytes_received for edge in outcomes),
+        under_way=under_way,
+        bytes_sent=sum(edge.bytes_sent for _, edge in outcomes),
+        bytes_received=sum(edge.bytes_received for _, edge in outcomes),
         train_s=train_s,
         exchange_s=exchange_s,
-        wait_s=max((edge.wait_s for edge in outcomes), default=0.0),
+        wait_s=wait_s,
         reverted=reverted,
     )
 
@@ -153,9 +177,10 @@ def peer_report(
         val_loss=val_loss,
         edges=EdgeCounts(
             **counts,
-            unpaired=sum(not report.edges and not report.all_reduces for report in rounds),
+            unpaired=sum(report.unpaired for report in rounds),
             clipped=sum(edge.clip < 1 for edge in edges),
             excluded=sum(edge.excluded for edge in edges),
+            late=sum(edge.late > 0 for edge in edges),
             resumed=sum(edge.resumed for edge in edges),
         ),
         repaired_blocks=sum(edge.repaired_blocks for edge in edges),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from gasloc_p2p.core.codecs import Offer
@@ -16,6 +16,8 @@ from gasloc_p2p.core.topology import Graph, build_graph
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
 from gasloc_p2p.node.edge import EdgeWork, decline_edge, run_edge
 from gasloc_p2p.node.events import RoundStarted
+from gasloc_p2p.node.late import MAX_LATE, OuterStepToCome, Standing, UnderWay
+from gasloc_p2p.node.mixing import Ended, is_finite, take_in
 from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.report import RoundReport, round_report
 
@@ -42,12 +44,16 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
     peer.inbox.open_round(t, [p for p in partners if not peer.left_out(p, t)])
     peer.observe(RoundStarted(round=t, closing=closing, partners=partners, peers=len(roster.peers)))
 
-    # H_i inner AdamW steps: theta_i -> theta_i^H.
+    # H_i inner AdamW steps: theta_i -> theta_i^H. An outer step that is still to come, and what
+    # late edges bring, are taken in between.
     train_began_s = now_s()
-    losses = [] if closing else await _local_steps(peer, t)
+    ended = Ended()
+    losses = [] if closing else await _local_steps(peer, t, ended)
 
     # Parameters travel both ways over each edge; a failed edge is a value.
     exchange_began_s = now_s()
+    await peer.edges.settle(at_most=0 if closing else MAX_LATE)
+    await take_in(peer, ended, wait=True)
     theta_h, outgoing, finite = await peer.compute.run(lambda: _contribute(peer, rule, t))
     if reverted := not finite:
         await peer.take_back(t, "the local steps")
@@ -56,39 +62,44 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
         lambda: peer.drift.motion(peer.theta, theta_h, vectors=rule.vectors)
     )
     offer = await peer.compute.run(lambda: peer.offer(t, outgoing, motion))
-    edges = await _exchange(peer, t, partners, offer, roster)
+    edges = _exchange(peer, t, graph, offer, roster)
+    alone = None
+    if peer.overlaps(t):
+        alone = await peer.compute.run(lambda: _step_alone(peer, rule, theta_h, outgoing))
+    peer.to_come = OuterStepToCome(
+        round=t,
+        rule=rule,
+        theta_h=theta_h,
+        outgoing=outgoing,
+        alone=alone,
+        edges=[edge for edge in edges if edge.awaited],
+        refreshing=peer.edges.beside(peer.membership.refresh()),
+    )
 
     # m_i = sum_j W_ij theta_j^H, in peer order; a failed edge leaves its weight with this peer.
     # D_i = theta_i - m_i;  v_i <- gamma v_i + D_i;  theta_i <- theta_i - eta (D_i + gamma v_i)
-    mixed = await peer.compute.run(lambda: _mixed(peer, graph, edges, outgoing))
-    theta, memory = await peer.compute.run(
-        lambda: rule.step(peer.theta, theta_h, mixed, peer.memory)
-    )
-    if await peer.compute.run(lambda: is_finite(theta, memory.memory)):
-        await peer.compute.run(lambda: peer.drift.note_step(peer.theta, theta))
-        peer.theta, peer.memory = theta, memory
-        await peer.compute.run(lambda: peer.learner.load(peer.theta))
-    else:
-        reverted = True
-        await peer.take_back(t, "the outer step")
-    peer.membership.close_round(t)
+    if alone is None:
+        await take_in(peer, ended, wait=True)
     return round_report(
         round=t,
         closing=closing,
         losses=losses,
-        outcomes=edges,
-        reverted=reverted,
+        outcomes=ended.edges,
+        under_way=len(peer.edges.of(t)),
+        reverted=reverted or ended.reverted,
         train_s=exchange_began_s - train_began_s,
         exchange_s=now_s() - exchange_began_s,
+        wait_s=ended.wait_s,
     )
 
 
-async def _local_steps(peer: Peer, t: int) -> list[float]:
+async def _local_steps(peer: Peer, t: int, ended: Ended) -> list[float]:
     """Do as many inner steps as the pace allows; the learning rate follows the round's fraction."""
     began_s = peer.clock.unix_s()
     budget = peer.pace.budget(t, began_s, peer.transfer_s)
     losses: list[float] = []
     while budget.allows(len(losses), peer.clock.unix_s()):
+        await take_in(peer, ended, wait=False)
         fraction = budget.fraction_done(len(losses), peer.clock.unix_s(), started_s=began_s)
         lr = peer.inner_lr(t + fraction)
         losses.append(await peer.compute.step(peer.learner, lr))
@@ -103,10 +114,15 @@ def _contribute(peer: Peer, rule: OuterRule, t: int) -> tuple[Tensor, Tensor, bo
     return theta_h, outgoing, is_finite(theta_h, outgoing)
 
 
-async def _exchange(
-    peer: Peer, t: int, partners: Sequence[PeerId], offer: Offer, roster: Roster
-) -> list[EdgeOutcome]:
-    """Run the edges of round t side by side; outcomes come back in peer order."""
+def _step_alone(peer: Peer, rule: OuterRule, theta_h: Tensor, outgoing: Tensor) -> Standing:
+    """Go on from where the outer step leads without a mix, which comes later."""
+    theta, memory = rule.step(peer.theta, theta_h, outgoing, peer.memory)
+    peer.learner.load(theta)
+    return Standing(theta=theta, memory=memory)
+
+
+def _exchange(peer: Peer, t: int, graph: Graph, offer: Offer, roster: Roster) -> list[UnderWay]:
+    """Start the edges of round t, which run side by side, in peer order."""
     work = EdgeWork(
         offer=offer,
         compute=peer.compute,
@@ -114,16 +130,16 @@ async def _exchange(
         records=peer.membership.take_records,
     )
 
-    async def edge(partner: PeerId) -> EdgeOutcome:
+    def edge(partner: PeerId) -> Coroutine[Any, Any, EdgeOutcome]:
         exchange = peer.new_exchange(t, partner, roster, offer.scales)
         if left_out := peer.left_out(partner, t):
-            return await decline_edge(
+            return decline_edge(
                 partner=partner,
                 dial=peer.dialling.brief_dial(partner),
                 exchange=exchange,
                 reason=left_out,
             )
-        return await run_edge(
+        return run_edge(
             partner=partner,
             contact=peer.dialling.contact(t, partner),
             exchange=exchange,
@@ -131,31 +147,13 @@ async def _exchange(
             deadline_s=peer.edge_deadline_s(t, partner, roster),
         )
 
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(peer.membership.refresh())
-        watching = tasks.create_task(peer.membership.keep_current())
-        running = [tasks.create_task(edge(partner)) for partner in partners]
-        outcomes = [await edge for edge in running]
-        watching.cancel()
-    for outcome in outcomes:
-        peer.note_edge(t, outcome)
-    return outcomes
-
-
-def _mixed(peer: Peer, graph: Graph, edges: Sequence[EdgeOutcome], outgoing: Tensor) -> Tensor:
-    """Mix what arrived against this peer's own copy as its partner understood it, codec and all.
-
-    Only differences of such copies enter, clipped by the factor that both sides agreed on, so that
-    neither codecs nor clipping move the mean of the swarm.
-    """
-    mixed = outgoing.clone()
-    for edge in edges:
-        if edge.coder is not None:
-            weight = graph.weight(peer.id, edge.partner) * edge.clip
-            edge.coder.add_difference(mixed, peer.alpha * weight)
-    return mixed
-
-
-def is_finite(*tensors: Tensor) -> bool:
-    """Whether all elements are finite numbers."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    return [
+        peer.edges.start(
+            edge(partner),
+            round=t,
+            partner=partner,
+            weight=graph.weight(peer.id, partner),
+            awaited=peer.awaits(t, partner),
+        )
+        for partner in graph.neighbours(peer.id)
+    ]

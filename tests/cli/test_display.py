@@ -18,6 +18,7 @@ def finished(round: int) -> RoundFinished:
         reverted=False,
         train_s=1.0,
         exchange_s=1.0,
+        wait_s=0.0,
     )
     return RoundFinished(report=report)
 

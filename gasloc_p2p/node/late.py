@@ -1,0 +1,191 @@
+"""Edges that are under way, some of them longer than the round that they belong to.
+
+A round waits for its edges before its outer step, except for those over links so slow that nobody
+should wait for them. What these bring is a correction: alpha W_ij (Q(x_j) - Q(x_i)) is added to
+the parameters between two inner steps, once it is there, past the momentum. Both ends add the same
+with opposite signs, so the mean of the swarm stays, whenever they do it (docs/design.md section 2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+from torch import Tensor
+
+from gasloc_p2p.core.outer import OuterRule, OuterState
+from gasloc_p2p.core.types import EdgeOutcome, PeerId
+
+MAX_LATE: Final = 4
+"""So many edges of earlier rounds may be under way beside those of a round; they hold memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class UnderWay:
+    """An edge that has been started.
+
+    Attributes:
+        round: the round that it belongs to.
+        partner: who it is with.
+        weight: W_ij.
+        awaited: whether the outer step of its round waits for it.
+        began_s: when it was started, on the event loop's clock.
+        task: returns how it ended.
+    """
+
+    round: int
+    partner: PeerId
+    weight: float
+    awaited: bool
+    began_s: float
+    task: asyncio.Task[EdgeOutcome]
+
+    @property
+    def outcome(self) -> EdgeOutcome:
+        """How it ended."""
+        return self.task.result()
+
+    def add_difference(self, mixed: Tensor, alpha: float) -> None:
+        """Add alpha W_ij (Q(x_j) - Q(x_i)), clipped, to `mixed`, fp32; nothing if it failed."""
+        coder = self.outcome.coder
+        if coder is not None:
+            coder.add_difference(mixed, alpha * (self.weight * self.outcome.clip))
+
+    def waited_s(self, since_s: float) -> float:
+        """Return the seconds from `since_s` on in which the partner had not answered yet."""
+        return max(0.0, self.began_s + self.outcome.wait_s - since_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Standing:
+    """Where a peer is between two rounds.
+
+    Attributes:
+        theta: parameters, fp32 [P].
+        memory: of the outer rule.
+    """
+
+    theta: Tensor
+    memory: OuterState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OuterStepToCome:
+    """A round that exchanges and has yet to mix what arrives, and to step.
+
+    Attributes:
+        round: the round.
+        rule: its outer rule.
+        theta_h: parameters after its inner steps, fp32 [P].
+        outgoing: what this peer gives to the mix.
+        alone: where the peer would be if every edge failed; the next round's inner steps begin
+            from there in the meantime. None if it waits.
+        edges: those that are waited for.
+        refreshing: fetches the records that the view at the end of the round is made of.
+    """
+
+    round: int
+    rule: OuterRule
+    theta_h: Tensor
+    outgoing: Tensor
+    alone: Standing | None
+    edges: Sequence[UnderWay]
+    refreshing: asyncio.Task[None]
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is nothing left to wait for."""
+        return self.refreshing.done() and all(edge.task.done() for edge in self.edges)
+
+
+class Edges:
+    """All edges of a peer that are under way; a context that ends those that are left at its end.
+
+    An edge that fails with an exception ends the context with it.
+    """
+
+    def __init__(self) -> None:
+        self._tasks = asyncio.TaskGroup()
+        self._under_way: dict[tuple[int, PeerId], UnderWay] = {}
+        self._beside: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.drop()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    def start(
+        self,
+        edge: Coroutine[Any, Any, EdgeOutcome],
+        *,
+        round: int,
+        partner: PeerId,
+        weight: float,
+        awaited: bool,
+    ) -> UnderWay:
+        """Let an edge run; see `UnderWay`."""
+        under_way = UnderWay(
+            round=round,
+            partner=partner,
+            weight=weight,
+            awaited=awaited,
+            began_s=asyncio.get_running_loop().time(),
+            task=self._tasks.create_task(edge),
+        )
+        self._under_way[round, partner] = under_way
+        return under_way
+
+    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let something else run beside the edges."""
+        task = self._tasks.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+        return task
+
+    def of(self, round: int) -> list[UnderWay]:
+        """Return the edges of a round that are under way, or have ended and were not taken."""
+        return [edge for edge in self._under_way.values() if edge.round == round]
+
+    def take_late(self) -> list[UnderWay]:
+        """Return those that nobody awaits and that have ended, oldest first, and forget them."""
+        return self._take([edge for edge in self._late() if edge.task.done()])
+
+    async def take(self, edges: Sequence[UnderWay]) -> list[UnderWay]:
+        """Wait until these edges have ended, and forget them; if that is cancelled, they go on."""
+        await _ended(edges)
+        return self._take(edges)
+
+    async def settle(self, *, at_most: int) -> None:
+        """Wait until no more than so many of those that nobody awaits are under way."""
+        late = self._late()
+        await _ended(late[: max(0, len(late) - at_most)])
+
+    def _late(self) -> list[UnderWay]:
+        return [edge for _, edge in sorted(self._under_way.items()) if not edge.awaited]
+
+    def _take(self, edges: Sequence[UnderWay]) -> list[UnderWay]:
+        for edge in edges:
+            del self._under_way[edge.round, edge.partner]
+        return list(edges)
+
+    def drop(self) -> None:
+        """End all that are under way; nothing of them is mixed."""
+        for task in (*self._beside, *(edge.task for edge in self._under_way.values())):
+            task.cancel()
+        self._under_way.clear()
+
+
+async def _ended(edges: Sequence[UnderWay]) -> None:
+    if edges:
+        await asyncio.wait({edge.task for edge in edges})
