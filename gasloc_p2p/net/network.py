@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 from blake3 import blake3
@@ -17,7 +18,7 @@ from hivemind.proto import dht_pb2
 from gasloc_p2p.core.errors import DaemonError
 from gasloc_p2p.core.manifest import MAX_MANIFEST_BYTES
 from gasloc_p2p.core.records import MAX_RECORD_BYTES, open_record
-from gasloc_p2p.core.substrate import PeerUnreachableError, StreamHandler
+from gasloc_p2p.core.substrate import PeerUnreachableError, Stream, StreamHandler
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.net.capped import Caps
 from gasloc_p2p.net.control import DAEMON_ERRORS
@@ -25,6 +26,7 @@ from gasloc_p2p.net.daemon import Daemon
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.inbound import Doorway, name_of
 from gasloc_p2p.net.join import Attachment, join
+from gasloc_p2p.net.lanes import Lanes
 from gasloc_p2p.net.neighbours import Neighbours
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.net.sockets import LocalSocket
@@ -58,6 +60,7 @@ class Libp2pNetwork:
         self._doorway = Doorway(attachment.daemon, self._accept)
         self._served: dict[str, StreamHandler] = {}
         self._streams: set[P2PStream] = set()
+        self._lanes = Lanes()
         self._handlers: set[asyncio.Task[None]] = set()
         self._requests: set[asyncio.Timeout] = set()
         self._closing = False
@@ -127,35 +130,43 @@ class Libp2pNetwork:
             ) from None
         return tuple(str(address) for address in visible)
 
-    async def open_stream(self, peer: PeerId, protocol: str, *, deadline_s: float) -> P2PStream:
+    async def open_stream(self, peer: PeerId, protocol: str, *, deadline_s: float) -> Stream:
         """Open a stream to `peer`.
 
         Raises:
             PeerUnreachableError: the peer cannot be reached or does not speak `protocol`.
             TimeoutError: nothing happened within `deadline_s`.
         """
+        async with asyncio.timeout(deadline_s):
+            return await self._lanes.dial(peer, partial(self._open_lane, peer, protocol))
+
+    async def _open_lane(self, peer: PeerId, protocol: str) -> P2PStream:
+        """Have p2pd open a stream.
+
+        Raises:
+            PeerUnreachableError: see `open_stream`.
+        """
         if self._closing:
             raise PeerUnreachableError(f"{peer}: this node has left the network")
-        async with asyncio.timeout(deadline_s):
-            try:
-                connection = await LocalSocket.connect(self.daemon.control_path)
-            except OSError as error:
-                raise PeerUnreachableError(f"{peer}: own p2pd is gone ({error})") from error
-            stream = self._adopt(peer, connection)
-            connected = False
-            try:
-                await request_stream(peer, protocol, connection)
-                connected = True
-            finally:
-                if not connected:
-                    stream.abort()
-        return stream
+        try:
+            connection = await LocalSocket.connect(self.daemon.control_path)
+        except OSError as error:
+            raise PeerUnreachableError(f"{peer}: own p2pd is gone ({error})") from error
+        lane = self._adopt(peer, connection)
+        connected = False
+        try:
+            await request_stream(peer, protocol, connection)
+            connected = True
+        finally:
+            if not connected:
+                lane.abort()
+        return lane
 
     async def serve(self, protocol: str, handler: StreamHandler) -> None:
         """Run `handler` for every stream that a peer opens with `protocol`.
 
-        The handler owns its stream and closes it. Beyond `MAX_INBOUND_STREAMS` at a time, further
-        streams are closed at once.
+        The handler owns its stream and closes it. Beyond `MAX_INBOUND_STREAMS` at a time, each lane
+        counted, further ones are closed at once.
 
         Raises:
             DaemonError: p2pd does not take the registration.
@@ -211,7 +222,7 @@ class Libp2pNetwork:
         running.set_name(f"{protocol} handler on a stream from {peer}")
         handler = self._served.get(protocol)
         if handler is not None:
-            await handler(stream)
+            await self._lanes.serve(stream, handler)
 
     async def publish_record(self, signed: bytes, *, deadline_s: float) -> bool:
         """Store this peer's signed record for its run; False when nobody accepted it.

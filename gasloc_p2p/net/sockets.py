@@ -7,8 +7,9 @@ be lost. Here bytes that are not read yet stay with the kernel, however a write 
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -30,6 +31,9 @@ class LocalSocket:
 
     Args:
         raw: the socket, which from here on is closed through this object alone.
+
+    Attributes:
+        receiving, sending: what `until_any` waits for.
     """
 
     def __init__(self, raw: socket.socket) -> None:
@@ -37,8 +41,12 @@ class LocalSocket:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         loop = asyncio.get_running_loop()
         self._raw = raw
-        self._receiving = _Direction(raw, loop.add_reader, loop.remove_reader)
-        self._sending = _Direction(raw, loop.add_writer, loop.remove_writer)
+        self.receiving: Final = Direction(
+            raw, select.POLLIN, watch=loop.add_reader, unwatch=loop.remove_reader
+        )
+        self.sending: Final = Direction(
+            raw, select.POLLOUT, watch=loop.add_writer, unwatch=loop.remove_writer
+        )
         self._at_end = False
         self._stopped = False
 
@@ -60,18 +68,23 @@ class LocalSocket:
                 raw.close()
         return itself
 
+    def limit_send_buffer(self, size_bytes: int) -> None:
+        """Let the kernel take no more than `size_bytes` off a writer."""
+        if not self._stopped:
+            self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
+
     async def receive(self, max_bytes: int) -> bytes:
         """Return between 1 and `max_bytes` bytes, or b"" at the end or once this end is closed."""
-        await self._receiving.give_turn()
+        await self.receiving.turn.over()
         while not self._stopped:
             try:
                 data = self._raw.recv(max_bytes)
             except (BlockingIOError, InterruptedError):
-                await self._receiving.ready()
+                await self.receiving.ready()
             except ConnectionError:
                 break
             else:
-                self._receiving.moved(len(data))
+                self.receiving.turn.moved(len(data))
                 self._at_end = not data
                 return data
         return b""
@@ -96,14 +109,14 @@ class LocalSocket:
         Raises:
             ConnectionError: the other end is gone, or this one is closed.
         """
-        await self._sending.give_turn()
+        await self.sending.turn.over()
         while not self._stopped:
             try:
                 sent = self._raw.send(data)
             except (BlockingIOError, InterruptedError):
-                await self._sending.ready()
+                await self.sending.ready()
             else:
-                self._sending.moved(sent)
+                self.sending.turn.moved(sent)
                 return sent
         raise ConnectionResetError("the stream is closed")
 
@@ -149,49 +162,92 @@ class LocalSocket:
     def _stop(self) -> None:
         """Wake whoever waits; nothing more is received or sent."""
         self._stopped = True
-        self._receiving.stop()
-        self._sending.stop()
+        self.receiving.stop()
+        self.sending.stop()
 
 
-class _Direction:
-    """What one direction of a socket waits for."""
+class Turn:
+    """What somebody may move before others on the event loop run."""
 
-    def __init__(self, raw: socket.socket, watch: _Watch, unwatch: _Watch) -> None:
-        self._raw = raw
-        self._watch = watch
-        self._unwatch = unwatch
-        self._waiter: asyncio.Future[None] | None = None
+    def __init__(self) -> None:
         self._moved_bytes = 0
-
-    async def ready(self) -> None:
-        """Wait until the kernel has bytes, or room for some, or this direction is stopped."""
-        self._moved_bytes = 0
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
-        self._watch(self._raw, self._wake)
-        try:
-            await waiter
-        finally:
-            if self._waiter is waiter:
-                self._waiter = None
-                self._unwatch(self._raw)
 
     def moved(self, size_bytes: int) -> None:
         """Count what was moved without a wait."""
         self._moved_bytes += max(size_bytes, _OPERATION_BYTES)
 
-    async def give_turn(self) -> None:
+    def waited(self) -> None:
+        """Begin again, since others have run."""
+        self._moved_bytes = 0
+
+    async def over(self) -> None:
         """Let others run if much was moved without a wait."""
         if self._moved_bytes >= TURN_BYTES:
             self._moved_bytes = 0
             await asyncio.sleep(0)
 
+
+class Direction:
+    """What one direction of a socket waits for.
+
+    Attributes:
+        turn: what it moves between its waits.
+    """
+
+    def __init__(self, raw: socket.socket, event: int, *, watch: _Watch, unwatch: _Watch) -> None:
+        self._raw = raw
+        self._event = event
+        self._watch = watch
+        self._unwatch = unwatch
+        self._waiter: asyncio.Future[None] | None = None
+        self._stopped = False
+        self.turn: Final = Turn()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the kernel has bytes, or much room for some, or nothing more will come of it."""
+        if self._stopped:
+            return True
+        poll = select.poll()
+        poll.register(self._raw, self._event)
+        return bool(poll.poll(0))
+
+    async def ready(self) -> None:
+        """Wait until the kernel has bytes, or room for some, or this direction is stopped."""
+        self.turn.waited()
+        await until_any((self,))
+
     def stop(self) -> None:
         """Wake whoever waits, and watch the socket no longer."""
+        self._stopped = True
         if self._waiter is not None:
-            self._wake()
+            self.wake()
+            self.unwatch(self._waiter)
+
+    def wake(self) -> None:
+        """End the wait of whoever waits."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def watch(self, waiter: asyncio.Future[None]) -> None:
+        """Complete `waiter` once this direction is ready or stopped."""
+        self._waiter = waiter
+        self._watch(self._raw, self.wake)
+
+    def unwatch(self, waiter: asyncio.Future[None]) -> None:
+        """Leave `waiter` alone from here on."""
+        if self._waiter is waiter:
             self._waiter = None
             self._unwatch(self._raw)
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+
+async def until_any(directions: Sequence[Direction]) -> None:
+    """Wait until one of them, none of which was stopped before, is ready, stopped or woken."""
+    waiter = asyncio.get_running_loop().create_future()
+    for direction in directions:
+        direction.watch(waiter)
+    try:
+        await waiter
+    finally:
+        for direction in directions:
+            direction.unwatch(waiter)

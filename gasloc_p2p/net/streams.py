@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import base58
@@ -14,7 +14,7 @@ from gasloc_p2p.core.substrate import PeerUnreachableError
 from gasloc_p2p.core.types import BytesLike, PeerId
 from gasloc_p2p.net.capped import Caps
 from gasloc_p2p.net.messages import receive_message, send_message
-from gasloc_p2p.net.sockets import LocalSocket
+from gasloc_p2p.net.sockets import LocalSocket, until_any
 
 LINGER_S: Final = 2.0
 
@@ -60,6 +60,30 @@ class P2PStream:
     def comes_from(self, peer_id: PeerId) -> None:
         """Say who is at the other end, where that was not known from the start."""
         self._peer_id = peer_id
+
+    @property
+    def owes(self) -> bool:
+        """Whether a write was cancelled half-way, so that the next one sends the rest first."""
+        return bool(self._unsent)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether `read` would find bytes, or the end."""
+        return bool(self._received) or self._connection.receiving.is_ready
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `write` would find room for many bytes, or fail."""
+        return self._connection.sending.is_ready
+
+    def limit_send_buffer(self, size_bytes: int) -> None:
+        """Let the kernel take no more than `size_bytes` off a writer."""
+        self._connection.limit_send_buffer(size_bytes)
+
+    def wake(self) -> None:
+        """End the waits of `any_readable` and `any_with_room`."""
+        self._connection.receiving.wake()
+        self._connection.sending.wake()
 
     async def read(self, max_bytes: int) -> bytes:
         """Return between 1 and `max_bytes` bytes, or b"" once either end has closed."""
@@ -121,6 +145,16 @@ class P2PStream:
 
     def _release(self) -> None:
         self._released(self)
+
+
+async def any_readable(streams: Sequence[P2PStream]) -> None:
+    """Wait until one of several streams that nobody else reads is readable or woken."""
+    await until_any([stream._connection.receiving for stream in streams])
+
+
+async def any_with_room(streams: Sequence[P2PStream]) -> None:
+    """Wait until one of several streams that nobody else writes to has room or is woken."""
+    await until_any([stream._connection.sending for stream in streams])
 
 
 async def request_stream(peer: PeerId, protocol: str, connection: LocalSocket) -> None:

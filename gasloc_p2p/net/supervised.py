@@ -15,7 +15,7 @@ from gasloc_p2p.core.errors import (
     GaslocError,
     PortInUseError,
 )
-from gasloc_p2p.core.substrate import PeerUnreachableError, StreamHandler
+from gasloc_p2p.core.substrate import PeerUnreachableError, Stream, StreamHandler
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.net.addresses import with_same_ports
 from gasloc_p2p.net.company import Company
@@ -26,7 +26,6 @@ from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.net.solitude import Backoff
-from gasloc_p2p.net.streams import P2PStream
 from gasloc_p2p.net.watch import addresses_of, until_unwell
 
 REBUILD_LIMIT_S: Final = 50.0
@@ -134,7 +133,7 @@ class SupervisedNetwork:
             self._addresses = await addresses_of(self._current) or self._addresses
         return self._addresses
 
-    async def open_stream(self, peer: PeerId, protocol: str, *, deadline_s: float) -> P2PStream:
+    async def open_stream(self, peer: PeerId, protocol: str, *, deadline_s: float) -> Stream:
         """Open a stream to `peer`.
 
         Raises:

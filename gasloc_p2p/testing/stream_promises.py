@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import Final
 
@@ -156,7 +157,9 @@ async def _last_words_arrive_although_not_everything_was_read(trial: Trial) -> N
     for _ in range(20):
         stream = await trial.dial(second, first.peer_id, "gasloc/test-refuse/1")
         async with asyncio.timeout(trial.wait_s):
-            await stream.write(bytes(200_000))
+            # It fails where the network buffers less.
+            with contextlib.suppress(ConnectionError):
+                await stream.write(bytes(200_000))
             assert await read_exactly(stream, len(refusal)) == refusal
             assert await stream.read(1) == b""
         await stream.aclose()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import struct
 import sys
 import time
@@ -30,7 +31,7 @@ class Plan(msgspec.Struct, kw_only=True, frozen=True):
     """What the ends do.
 
     Attributes:
-        transport: plain, tcp or quic.
+        transport: plain, tcp, quic, or node: TCP with a stream as a node has it.
         addresses: the IPv4 address of the end that is dialled, and of the other.
         streams: how many share an exchange.
         exchange_bytes: bytes in each direction.
@@ -114,6 +115,7 @@ async def place(plan: Plan, end: int, handler: Handler, contact: str) -> AsyncIt
         return
 
     # It loads torch, which plain TCP need not wait for.
+    from gasloc_p2p.net import lanes
     from gasloc_p2p.net.identity import Identity
     from gasloc_p2p.net.network import Libp2pNetwork
     from gasloc_p2p.net.settings import NetConfig
@@ -124,6 +126,8 @@ async def place(plan: Plan, end: int, handler: Handler, contact: str) -> AsyncIt
         bootstrap=tuple(json.loads(contact)) if contact else (),
         upload_mbit=plan.cap_mbit,
     )
+    if plan.transport != "node":
+        lanes.LONG_ROUND_TRIP_S = math.inf
     network = await Libp2pNetwork.create(identities[end], config)
     try:
         await network.serve(PROTOCOL, handler)

@@ -5,7 +5,8 @@
 Linux, as root. Two processes in network namespaces of their own, each with its p2pd, exchange the
 bytes both ways at once, again and again over one connection. Goodput is the bytes of one direction
 by the time from the start of the exchange, opening its streams included, until its last byte has
-arrived. `plain` is TCP without libp2p over connections that stay open, as a bound.
+arrived. `plain` is TCP without libp2p over connections that stay open, as a bound. `tcp` and `quic`
+keep each stream on one lane, `node` lets it spread as it does for a node.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rtt-ms", type=float, default=100.0)
     parser.add_argument("--queue-ms", type=float, default=200.0, help="what the routers hold")
     parser.add_argument("--mb", type=float, default=40.0, help="megabytes (10^6) each way")
-    parser.add_argument("--transports", nargs="+", default=["plain", "tcp", "quic"])
+    parser.add_argument("--transports", nargs="+", default=["plain", "tcp", "node", "quic"])
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--exchanges", type=int, default=4)
     parser.add_argument("--pause-s", type=float, default=1.0, help="between exchanges")

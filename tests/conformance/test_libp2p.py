@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 import pytest_asyncio
@@ -12,6 +12,7 @@ from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.testing.conformance import CHECKS, Check, Trial
+from tests.p2p.spread import spread_at_once, stay_on_one_lane
 
 pytestmark = [pytest.mark.p2p, pytest.mark.asyncio(loop_scope="module")]
 
@@ -23,8 +24,20 @@ async def start_node(index: int, bootstrap: Sequence[str] = ()) -> Libp2pNetwork
     )
 
 
+@pytest.fixture(
+    scope="module",
+    params=[stay_on_one_lane, spread_at_once],
+    ids=lambda spread: spread.__name__,
+)
+def spread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have streams stay on one lane, and then all of it again over several."""
+    with pytest.MonkeyPatch.context() as patch:
+        request.param(patch)
+        yield
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair() -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork]]:
+async def pair(spread: None) -> AsyncIterator[tuple[Libp2pNetwork, Libp2pNetwork]]:
     """The two nodes that serve all checks, the second joined through the first."""
     first = await start_node(0)
     second = await start_node(1, await first.addresses())

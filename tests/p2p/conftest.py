@@ -13,6 +13,7 @@ from gasloc_p2p.core.records import Reachability, Record, sign_record
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
+from tests.p2p.spread import spread_at_once, stay_on_one_lane
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
@@ -33,6 +34,12 @@ async def _nodes() -> AsyncIterator[StartNode]:
             return node
 
         yield start
+
+
+@pytest.fixture(params=[stay_on_one_lane, spread_at_once], ids=lambda spread: spread.__name__)
+def spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test twice, the second time with streams that spread."""
+    request.param(monkeypatch)
 
 
 @pytest.fixture

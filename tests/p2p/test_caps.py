@@ -17,7 +17,7 @@ from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.testing.promise import read_exactly
 
-pytestmark = pytest.mark.p2p
+pytestmark = [pytest.mark.p2p, pytest.mark.usefixtures("spread")]
 
 PROTOCOL = "gasloc/test-caps/1"
 WAIT_S = 20.0

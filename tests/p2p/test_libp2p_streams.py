@@ -22,7 +22,7 @@ from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.testing.promise import read_exactly
 from tests.p2p.real import stop_process
 
-pytestmark = pytest.mark.p2p
+pytestmark = [pytest.mark.p2p, pytest.mark.usefixtures("spread")]
 
 StartNode: TypeAlias = Callable[..., Awaitable[Libp2pNetwork]]
 PROTOCOL = "gasloc/test/1"
@@ -272,7 +272,7 @@ async def test_last_words_arrive_although_the_node_leaves_at_once(
     pair: tuple[Libp2pNetwork, Libp2pNetwork],
 ) -> None:
     first, second = pair
-    words = bytes(range(256)) * 512
+    words = bytes(range(256)) * 128
     heard = asyncio.get_running_loop().create_future()
 
     async def listen(stream: Stream) -> None:
