@@ -19,6 +19,7 @@ TURN_BYTES: Final = 512 * 1024
 """What is moved at most before others on the event loop have a turn."""
 _OPERATION_BYTES: Final = 4 * 1024
 """What a call counts for at least, so that many small ones give others a turn too."""
+END_DELAY_S: Final = 0.05
 _DISCARD_BYTES: Final = 256 * 1024
 
 _Watch: TypeAlias = Callable[..., Any]
@@ -123,9 +124,13 @@ class LocalSocket:
     def half_close(self, ended: Callable[[], None]) -> None:
         """Send no more, drop what still arrives, and close and call `ended` at the end of it.
 
-        p2pd resets a stream whose socket is closed on unread bytes, and drops the last words.
+        p2pd resets a stream whose socket is closed on unread bytes, and drops the last words. It
+        also drops some of them, if seldom, when it finds the end right behind them.
         """
         self._stop()
+        asyncio.get_running_loop().call_later(END_DELAY_S, self._end, ended)
+
+    def _end(self, ended: Callable[[], None]) -> None:
         try:
             self._raw.shutdown(socket.SHUT_WR)
             over = self._at_end

@@ -12,7 +12,7 @@ from gasloc_p2p.core.wire import Hello
 from gasloc_p2p.node.edge import FLUSH_S, Contact, DeclinedError, knock, unreachable
 from gasloc_p2p.node.inbox import Inbox
 
-EXCHANGE_PROTOCOL = "gasloc/exchange/1"
+EXCHANGE_PROTOCOL = "gasloc/exchange/2"
 KNOCK_PERIOD_S = 0.75
 KNOCK_DEADLINE_S = 5.0
 KNOCK_ANSWER_S = 2.0
