@@ -63,7 +63,7 @@ def simulate(
             or everybody waits for an all-reduce.
 
     Raises:
-        ConfigError: a link, a partition or an attack makes no sense, or a setting that the
+        ConfigError: a link, a partition, a speed or an attack makes no sense, or a setting that the
             algorithm lacks.
     """
     began_s = time.monotonic()
@@ -164,7 +164,7 @@ async def _swarm(
                 manifest=manifest,
                 network=hub.network(identity.peer_id, identity.sign),
                 clock=VirtualClock(),
-                compute=engine.compute,
+                compute=engine.computes[index],
                 learner=engine.models[index],
                 pace=pace_of(config, manifest),
                 verify=Identity.verify,
