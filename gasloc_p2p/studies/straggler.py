@@ -198,7 +198,7 @@ def _scenarios_table(title: str, outcomes: Sequence[Outcome]) -> Table:
                 f"{float(full):.3f}",
                 f"{float(last):.3f}",
                 f"{round_s:g}",
-                *(f"{one / round_s:.2f}" for one in seconds),
+                *(f"{one / round_s:.4f}" for one in seconds),
             )
         )
     return Table(

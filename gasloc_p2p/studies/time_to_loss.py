@@ -22,7 +22,6 @@ TARGET_SHARE = 0.7
 The others have the remaining rounds to get there, since less mixing learns less per round.
 """
 
-
 LossName: TypeAlias = Literal["averaged_val_loss", "own_val_loss"]
 """A loss of a `Standing`."""
 
@@ -46,9 +45,9 @@ def time_to_s(standings: Sequence[Standing], name: LossName, target: float) -> f
     for before, after in pairwise(standings):
         high, low = _loss(before, name), _loss(after, name)
         if low is not None and low <= target:
-            if high is None or high <= target:
+            if high is None:
                 return after.time_s
-            share = (high - target) / (high - low)
+            share = (high - target) / (high - low) if high > target else 0.0
             return before.time_s + share * (after.time_s - before.time_s)
     return None
 

@@ -45,8 +45,8 @@ class Scenario:
             config: their other settings.
             peers: how many.
         """
-        full, slow = (f"{m:.6f}/{m:.6f}/0/0" for m in _rates_mbit(config, self.bandwidth))
-        speeds = [] if self.speed == 1 else [f"0:{self.speed:.6f}:{peers - 1}"]
+        full, slow = (f"{m:.12g}/{m:.12g}/0/0" for m in _rates_mbit(config, self.bandwidth))
+        speeds = [] if self.speed == 1 else [f"0:{self.speed:g}:{peers - 1}"]
         return {LINKS: [*[full] * (peers - 1), slow], SPEEDS: speeds}
 
 
