@@ -143,7 +143,7 @@ class Straggler(Study):
                 f"{BASELINE}'s round is the slowest compute and a ring all-reduce over the slowest "
                 "link, 2 (n - 1) / n models.",
                 "Seconds are virtual. They are timed to the loss that "
-                f"{BASELINE} had after {TARGET_SHARE:.0%} of its rounds with the same seed, "
+                f"{BASELINE} had after {100 * TARGET_SHARE:g} % of its rounds with the same seed, "
                 "and the loss is taken to change evenly between two measurements. Averaged is the "
                 "mean of all peers' parameters, own the mean of each peer's own loss, both of "
                 f"what the peers had last; for {BASELINE} they are the same. 1-peer, GASLoC's "
@@ -164,7 +164,7 @@ class Straggler(Study):
         groups = titled_groups(outcomes)
         each = len(self.scenarios) + 1
         figure, panels = new_figure(
-            self.question, each * max(len(groups), 1), columns=each, panel_size=(4.1, 4.2)
+            self.question, each * max(len(groups), 1), columns=3, panel_size=(4.8, 4.0)
         )
         for index, (title, mine) in enumerate(groups):
             *curves, ratios = panels[each * index : each * (index + 1)]

@@ -47,8 +47,8 @@ def draw_ratios(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     for line in axes.get_lines():
         line.set_linestyle("none")
     axes.axhline(1, color="#333333", linewidth=1.2)
-    words = [str(one).replace("one at ", "").replace(" ", "\n") for one in scenarios]
+    words = [str(one).replace("one at ", "").replace("% ", "%\n") for one in scenarios]
     axes.set_xticks(range(len(scenarios)), words)
     axes.set_ylim(bottom=0)
-    axes.set_ylabel(f"{BASELINE}'s time to the loss by this one's")
+    axes.set_ylabel(f"{BASELINE}'s time to the loss\nby this one's")
     axes.set_title("higher is better\nmean and 95 % interval over the seeds", loc="left")
