@@ -50,6 +50,7 @@ VARIANTS = (
     Variant(label=BASELINE, algorithm="diloco"),
     Variant(label=OURS, settings={"gossip.topology": "pairs"}),
     Variant(label="GASLoC 2-peer", settings={"gossip.topology": "ring"}),
+    Variant(label="with overlap", settings={"gossip.overlap": True, "outer.rule": "local"}),
 )
 """A row each; `OURS` is GASLoC's default configuration."""
 
@@ -147,8 +148,8 @@ class Straggler(Study):
                 "and the loss is taken to change evenly between two measurements. Averaged is the "
                 "mean of all peers' parameters, own the mean of each peer's own loss, both of "
                 f"what the peers had last; for {BASELINE} they are the same. 1-peer, GASLoC's "
-                "default configuration, are random pairs, 2-peer is the random ring. Validation "
-                "takes no time.",
+                "default configuration, are random pairs, 2-peer is the random ring; rows with or "
+                "without something are 1-peer but for that. Validation takes no time.",
                 "± is half of the two-sided 95 % t-interval over the seeds. Ratios are paired by "
                 "seed: both runs of a pair start from the same parameters and draw the same "
                 f"samples. {CLAIM_RULE.replace('difference', 'ratio')} Within 5 % means at most "
