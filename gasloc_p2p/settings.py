@@ -215,6 +215,11 @@ class SimulateConfig(Section):
     step_s: float = Field(
         default=0.02, gt=0, le=3600, description="Virtual seconds that one inner step takes."
     )
+    speeds: tuple[str, ...] = Field(
+        default=(),
+        description="Peers of another speed: FROM_S:FACTOR:PEERS, as in 60:0.2:0+1+2; from that "
+        "virtual second on their inner steps take simulate.step_s / FACTOR.",
+    )
     links: tuple[str, ...] = Field(
         default=("ideal",),
         description="The peers' links, given out in turn: names of conditions (docs/simulator.md) "

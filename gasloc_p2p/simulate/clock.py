@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gasloc_p2p.core.substrate import LocalModel
+from gasloc_p2p.simulate.speeds import STEADY, Machine
 
 T = TypeVar("T")
 RESOLUTION_S = 1e-6
@@ -102,11 +103,18 @@ class InlineCompute:
     """Runs tensor work on the loop and charges virtual time for inner steps.
 
     Args:
-        step_s: virtual seconds of one inner step.
+        step_s: virtual seconds of one inner step at the common speed.
+        machine: how fast it is.
     """
 
-    def __init__(self, *, step_s: float) -> None:
+    def __init__(self, *, step_s: float, machine: Machine = STEADY) -> None:
         self._step_s = step_s
+        self._machine = machine
+
+    @property
+    def step_s(self) -> float:
+        """Virtual seconds of an inner step that begins at this moment."""
+        return self._step_s / self._machine.factor(asyncio.get_running_loop().time())
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` at once; it takes no virtual time."""
@@ -121,5 +129,5 @@ class InlineCompute:
     async def step(self, model: LocalModel, lr: float) -> float:
         """Do one inner step at once, then let its virtual duration pass."""
         loss = model.step(lr)
-        await asyncio.sleep(self._step_s)
+        await asyncio.sleep(self.step_s)
         return loss

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from math import fsum
 from statistics import fmean
 
 import torch
@@ -23,6 +24,7 @@ from gasloc_p2p.node.events import Left, Observer, RoundFinished, RoundStarted, 
 from gasloc_p2p.node.peer import inner_lr
 from gasloc_p2p.node.report import RoundReport, peer_report
 from gasloc_p2p.node.result import NodeResult
+from gasloc_p2p.simulate.clock import InlineCompute
 from gasloc_p2p.simulate.engine import Engine, GradientModel
 from gasloc_p2p.simulate.links import Link, Partition, ring_all_reduce_s
 from gasloc_p2p.simulate.observer import SwarmObserver
@@ -104,6 +106,26 @@ def mean_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(kw_only=True, slots=True)
+class Trained:
+    """What one peer did in a round, and how long it waited for the slowest one's compute.
+
+    Attributes:
+        losses: of its inner steps.
+        steps_s: virtual seconds of each.
+        waits_s: virtual seconds of each wait.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    steps_s: list[float] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+
+    @property
+    def train_s(self) -> float:
+        """Virtual seconds of all its steps."""
+        return fsum(self.steps_s)
+
+
+@dataclass(kw_only=True, slots=True)
 class DiLoCo:
     """Local steps everywhere, then one outer step on everybody's mean.
 
@@ -121,46 +143,56 @@ class DiLoCo:
 
     async def round(
         self, engine: Engine, lrs: Sequence[float], all_reduce: AllReduce
-    ) -> list[list[float]]:
-        """Do one round with a local step per learning rate; return each peer's losses."""
+    ) -> list[Trained]:
+        """Do one round with a local step per learning rate; return what each peer did."""
 
-        async def train(model: GradientModel) -> list[float]:
-            return [await engine.compute.step(model, lr) for lr in lrs]
+        async def train(model: GradientModel, compute: InlineCompute) -> Trained:
+            trained = Trained()
+            for lr in lrs:
+                trained.steps_s.append(compute.step_s)
+                trained.losses.append(await compute.step(model, lr))
+            return trained
 
         async with asyncio.TaskGroup() as tasks:
-            training = [tasks.create_task(train(model)) for model in engine.models]
+            training = [
+                tasks.create_task(train(model, compute))
+                for model, compute in zip(engine.models, engine.computes, strict=True)
+            ]
         mean = await all_reduce.mean([model.theta() for model in engine.models])
         self.theta, self.state = self.rule.step(self.theta, mean, mean, self.state)
         for model in engine.models:
             model.load(self.theta)
-        return [task.result() for task in training]
+        found = [task.result() for task in training]
+        slowest_s = max(trained.train_s for trained in found)
+        for trained in found:
+            trained.waits_s.append(slowest_s - trained.train_s)
+        return found
 
 
-@dataclass(kw_only=True, slots=True)
 class DDP:
     """Gradients averaged before every single optimizer step.
 
     Source: docs/design.md section 2, baselines.
-
-    Attributes:
-        step_s: virtual seconds of one inner step.
     """
-
-    step_s: float
 
     async def round(
         self, engine: Engine, lrs: Sequence[float], all_reduce: AllReduce
-    ) -> list[list[float]]:
-        """Do one optimizer step per learning rate; return each peer's losses."""
-        losses = []
+    ) -> list[Trained]:
+        """Do one optimizer step per learning rate; return what each peer did."""
+        everybody = [Trained() for _ in engine.models]
         for lr in lrs:
             found = engine.gradients()
-            await asyncio.sleep(self.step_s)
+            steps_s = [compute.step_s for compute in engine.computes]
+            slowest_s = max(steps_s)
+            await asyncio.sleep(slowest_s)
             mean = await all_reduce.mean([gradient for gradient, _ in found])
             for model in engine.models:
                 model.apply(mean, lr)
-            losses.append([loss for _, loss in found])
-        return [list(peer) for peer in zip(*losses, strict=True)]
+            for trained, step_s, (_, loss) in zip(everybody, steps_s, found, strict=True):
+                trained.steps_s.append(step_s)
+                trained.waits_s.append(slowest_s - step_s)
+                trained.losses.append(loss)
+        return everybody
 
 
 def require_collective(algorithm: str, config: Config) -> None:
@@ -193,7 +225,7 @@ async def run_collective(
     """Run `diloco` or `ddp` to its end; what each peer leaves behind is the same model."""
     outer, inner = config.outer, config.inner
     theta = engine.models[0].theta()
-    method: DiLoCo | DDP = DDP(step_s=config.simulate.step_s)
+    method: DiLoCo | DDP = DDP()
     if algorithm == "diloco":
         rule = outer_rule(outer.rule, lr=outer.lr, momentum=outer.momentum)
         method = DiLoCo(rule=rule, theta=theta, state=rule.initial(theta))
@@ -204,12 +236,12 @@ async def run_collective(
             observe(index, _started(t, len(peer_ids)))
         lrs = [inner_lr(config, t + h / inner.local_steps) for h in range(inner.local_steps)]
         before = all_reduce.spent
-        losses = await method.round(engine, lrs, all_reduce)
+        everybody = await method.round(engine, lrs, all_reduce)
         val_loss = _validate(config, engine, t)
-        for index, mine in enumerate(losses):
+        for index, trained in enumerate(everybody):
             if val_loss is not None:
                 observe(index, Validated(round=t, val_loss=val_loss))
-            report = _report(config, t, mine, all_reduce.spent - before)
+            report = _report(t, trained, all_reduce.spent - before)
             rounds[index].append(report)
             observe(index, RoundFinished(report=report))
     shared = engine.models[0].theta()
@@ -231,19 +263,20 @@ def _validate(config: Config, engine: Engine, t: int) -> float | None:
     return None
 
 
-def _report(config: Config, t: int, losses: Sequence[float], spent: Spent) -> RoundReport:
+def _report(t: int, trained: Trained, spent: Spent) -> RoundReport:
+    wait_s = fsum(trained.waits_s)
     return RoundReport(
         round=t,
         closing=False,
-        local_steps=len(losses),
-        train_loss=fmean(losses),
+        local_steps=len(trained.losses),
+        train_loss=fmean(trained.losses),
         edges=(),
         all_reduces=spent.all_reduces,
         bytes_sent=spent.bytes_sent,
         bytes_received=spent.bytes_sent,
-        train_s=len(losses) * config.simulate.step_s,
-        exchange_s=spent.seconds,
-        wait_s=0.0,
+        train_s=trained.train_s,
+        exchange_s=spent.seconds + wait_s,
+        wait_s=wait_s,
     )
 
 

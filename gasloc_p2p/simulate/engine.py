@@ -10,9 +10,10 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from gasloc_p2p.config import Config
-from gasloc_p2p.core.substrate import Compute, LocalModel
+from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.simulate.clock import InlineCompute
+from gasloc_p2p.simulate.speeds import STEADY, Machine, machines_of
 from gasloc_p2p.train.data import Corpus
 from gasloc_p2p.train.learner import build_learner
 from gasloc_p2p.train.stack import Replica, Stack
@@ -38,13 +39,13 @@ class Engine:
 
     Attributes:
         models: one per peer, in the order of their indices.
-        compute: runs their work in virtual time.
+        computes: one per peer, runs its work in virtual time.
         gradients: returns every model's gradient on its next batch, fp32 [P] unclipped, and its
             loss, in no virtual time.
     """
 
     models: Sequence[GradientModel]
-    compute: Compute
+    computes: Sequence[InlineCompute]
     gradients: Callable[[], Sequence[tuple[Tensor, float]]]
 
 
@@ -55,9 +56,11 @@ def build_engine(config: Config, peer_ids: Sequence[PeerId], corpus: Corpus) -> 
     many peers together, on a GPU where there is one; it equals `exact` within rounding.
 
     Raises:
+        ConfigError: a speed makes no sense.
         DataError: the text is too small.
     """
     step_s, seed = config.simulate.step_s, config.run.seed
+    machines = machines_of(config.simulate.speeds, len(peer_ids))
     if config.simulate.engine == "exact":
         models = [
             build_learner(
@@ -67,7 +70,7 @@ def build_engine(config: Config, peer_ids: Sequence[PeerId], corpus: Corpus) -> 
         ]
         return Engine(
             models=models,
-            compute=InlineCompute(step_s=step_s),
+            computes=[InlineCompute(step_s=step_s, machine=machine) for machine in machines],
             gradients=lambda: [model.gradient() for model in models],
         )
     stack = Stack(
@@ -79,9 +82,10 @@ def build_engine(config: Config, peer_ids: Sequence[PeerId], corpus: Corpus) -> 
         corpus=corpus,
         threads=config.node.threads,
     )
+    steps = StackedSteps(stack)
     return Engine(
         models=stack.replicas,
-        compute=StackedCompute(stack, step_s=step_s),
+        computes=[StackedCompute(steps, step_s=step_s, machine=machine) for machine in machines],
         gradients=lambda: stack.gradients(range(len(peer_ids))),
     )
 
@@ -95,7 +99,7 @@ class _Step:
         self.loss: float | None = None
 
 
-class StackedCompute(InlineCompute):
+class StackedSteps:
     """Computes all inner steps that are under way together, when the first of them ends.
 
     A step depends on nothing that happens while it lasts, so when it is computed makes no
@@ -103,21 +107,18 @@ class StackedCompute(InlineCompute):
 
     Args:
         stack: the models.
-        step_s: virtual seconds of one inner step.
     """
 
-    def __init__(self, stack: Stack, *, step_s: float) -> None:
-        super().__init__(step_s=step_s)
+    def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._under_way: list[_Step] = []
 
-    async def step(self, model: LocalModel, lr: float) -> float:
-        """Let the virtual duration of one inner step of a replica pass and return its loss."""
-        assert isinstance(model, Replica)
-        step = _Step(model.row, lr)
+    async def step(self, row: int, lr: float, step_s: float) -> float:
+        """Let `step_s` virtual seconds pass, the duration of one step of `row`; return its loss."""
+        step = _Step(row, lr)
         self._under_way.append(step)
         try:
-            await asyncio.sleep(self._step_s)
+            await asyncio.sleep(step_s)
         except asyncio.CancelledError:
             # Computed later, it would move a row that may have been restored by then.
             self._under_way = [other for other in self._under_way if other is not step]
@@ -132,3 +133,22 @@ class StackedCompute(InlineCompute):
         losses = self._stack.step([step.row for step in steps], [step.lr for step in steps])
         for step, loss in zip(steps, losses, strict=True):
             step.loss = loss
+
+
+class StackedCompute(InlineCompute):
+    """One peer's share of `StackedSteps`.
+
+    Args:
+        steps: the steps of all peers.
+        step_s: virtual seconds of one inner step at the common speed.
+        machine: how fast the peer's is.
+    """
+
+    def __init__(self, steps: StackedSteps, *, step_s: float, machine: Machine = STEADY) -> None:
+        super().__init__(step_s=step_s, machine=machine)
+        self._steps = steps
+
+    async def step(self, model: LocalModel, lr: float) -> float:
+        """Let the virtual duration of one inner step of a replica pass and return its loss."""
+        assert isinstance(model, Replica)
+        return await self._steps.step(model.row, lr, self.step_s)

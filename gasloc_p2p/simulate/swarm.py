@@ -27,6 +27,7 @@ from gasloc_p2p.simulate.links import check_partitions, links_of, parse_partitio
 from gasloc_p2p.simulate.network import Hub
 from gasloc_p2p.simulate.observer import SwarmObserver, Timeline
 from gasloc_p2p.simulate.poison import NOBODY, attacker_rule
+from gasloc_p2p.simulate.standings import Standing, Standings
 from gasloc_p2p.train.data import Corpus, load_corpus
 from gasloc_p2p.train.learner import Learner, build_learner
 
@@ -39,15 +40,22 @@ class Simulation:
         report: the swarm's report.
         results: what each peer left behind, in the order of their indices.
         honest: those of them that sent what they should.
+        standings: of the honest ones on the way, if that was asked for.
     """
 
     report: SwarmReport
     results: Sequence[NodeResult]
     honest: Sequence[NodeResult]
+    standings: Sequence[Standing]
 
 
 def simulate(
-    config: Config, *, peers: int, observe: SwarmObserver, algorithm: str = "gasloc"
+    config: Config,
+    *,
+    peers: int,
+    observe: SwarmObserver,
+    algorithm: str = "gasloc",
+    judged: bool = False,
 ) -> Simulation:
     """Run a swarm of `peers` to its end and report on it.
 
@@ -61,9 +69,10 @@ def simulate(
         observe: told what happens as it happens.
         algorithm: one of `ALGORITHMS`, whose settings `config` has; it says whether nodes gossip
             or everybody waits for an all-reduce.
+        judged: whether to take `standings`, which costs a validation a round.
 
     Raises:
-        ConfigError: a link, a partition or an attack makes no sense, or a setting that the
+        ConfigError: a link, a partition, a speed or an attack makes no sense, or a setting that the
             algorithm lacks.
     """
     began_s = time.monotonic()
@@ -82,6 +91,11 @@ def simulate(
     peer_ids = [identity.peer_id for identity in identities]
     engine = build_engine(config, peer_ids, load_corpus(config.data))
     initial_theta = engine.models[0].theta()
+    standings = None
+    if judged:
+        counting = {i: model for i, model in enumerate(engine.models) if i != attacker}
+        standings = Standings(observe, counting, initial_theta)
+        observe = standings.observe
     timeline = Timeline(observe, attacker=attacker)
     rules = {} if attacker is None else {attacker: attacker_rule(config, initial_theta)}
 
@@ -115,7 +129,12 @@ def simulate(
         simulated_s=timeline.trained_s,
         curve=timeline.curve(),
     )
-    return Simulation(report=report, results=results, honest=honest)
+    return Simulation(
+        report=report,
+        results=results,
+        honest=honest,
+        standings=standings.points if standings is not None else (),
+    )
 
 
 def _attacker(config: Config, peers: int, *, collective: bool) -> int | None:
@@ -164,7 +183,7 @@ async def _swarm(
                 manifest=manifest,
                 network=hub.network(identity.peer_id, identity.sign),
                 clock=VirtualClock(),
-                compute=engine.compute,
+                compute=engine.computes[index],
                 learner=engine.models[index],
                 pace=pace_of(config, manifest),
                 verify=Identity.verify,

@@ -12,6 +12,7 @@ from gasloc_p2p.studies.multi_step import MultiStep
 from gasloc_p2p.studies.outer_sensitivity import OuterSensitivity
 from gasloc_p2p.studies.poison import PoisonStudy
 from gasloc_p2p.studies.single_step import SingleStep
+from gasloc_p2p.studies.straggler import Straggler
 from gasloc_p2p.studies.study import Study
 from gasloc_p2p.studies.topology import TopologyStudy
 
@@ -92,6 +93,19 @@ STUDIES: Mapping[str, Scales] = {
             full=CodecStudy(
                 models=FULL_MODELS,
                 defaults={**FULL_DEFAULTS, "run.rounds": 40, "inner.local_steps": 30},
+            ),
+        ),
+        Scales(
+            quick=Straggler(),
+            full=Straggler(
+                models=FULL_MODELS,
+                defaults={
+                    **FULL_DEFAULTS,
+                    "run.rounds": 40,
+                    "inner.schedule": "constant",
+                    "inner.local_steps": 30,
+                    "simulate.step_s": 1.0,
+                },
             ),
         ),
     )

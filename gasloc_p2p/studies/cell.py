@@ -12,7 +12,7 @@ from gasloc_p2p import __version__
 Label: TypeAlias = str | int | float
 
 
-class SwarmCell(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
+class SwarmCell(msgspec.Struct, frozen=True, kw_only=True, tag="swarm", omit_defaults=True):
     """A swarm that trains.
 
     Attributes:
@@ -21,6 +21,7 @@ class SwarmCell(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
         peers: how many.
         seed: the run's seed.
         settings: every `section.key` that is not left at its default or at the algorithm's.
+        judged: whether the swarm's standings are taken on the way.
     """
 
     labels: dict[str, Label]
@@ -28,6 +29,7 @@ class SwarmCell(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
     peers: int
     seed: int
     settings: dict[str, Any]
+    judged: bool = False
 
 
 class MixCell(msgspec.Struct, frozen=True, kw_only=True, tag="mix"):
@@ -68,6 +70,15 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     val_loss: float | None
 
 
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """A swarm after some rounds in the mean over its peers; see `simulate/standings.py`."""
+
+    rounds: int
+    time_s: float
+    averaged_val_loss: float | None
+    own_val_loss: float | None
+
+
 class SwarmResult(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
     """What a swarm reached; losses in nats per token, None where they are not finite.
 
@@ -85,6 +96,8 @@ class SwarmResult(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
             the mean over all edges and rounds; None without any.
         repaired_shares: of the blocks that were exchanged, by round, closing rounds too; empty for
             codecs that repair nothing.
+        train_tokens: that all peers trained on; None in results of versions that did not count.
+        standings: on the way, of a cell that is `judged`.
     """
 
     initial_val_loss: float | None
@@ -98,6 +111,8 @@ class SwarmResult(msgspec.Struct, frozen=True, kw_only=True, tag="swarm"):
     curve: tuple[CurvePoint, ...] = ()
     bits_per_parameter: float | None = None
     repaired_shares: tuple[float, ...] = ()
+    train_tokens: int | None = None
+    standings: tuple[Standing, ...] = ()
 
     @property
     def diverged(self) -> bool:

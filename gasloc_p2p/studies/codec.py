@@ -14,6 +14,7 @@ from gasloc_p2p.studies.comparison import (
     difference,
     distinct,
     matching,
+    titled_groups,
     verdict_sentence,
 )
 from gasloc_p2p.studies.format import interval_text, loss_text, percent_text
@@ -135,7 +136,7 @@ class CodecStudy(Study):
 
     def summary(self, outcomes: Sequence[Outcome]) -> Summary:
         """Return losses, distances, bits and repairs by codec, and what the claims make of them."""
-        groups = _groups(outcomes)
+        groups = titled_groups(outcomes)
         titled = len(groups) > 1
         return Summary(
             tables=tuple(
@@ -166,7 +167,7 @@ class CodecStudy(Study):
         """Draw what is lost against what is sent, and repairs by round."""
         from gasloc_p2p.studies.plot import legend_outside, new_figure
 
-        groups = _groups(outcomes)
+        groups = titled_groups(outcomes)
         across = len(self.topologies) + 1
         figure, panels = new_figure(
             self.question, across * max(len(groups), 1), columns=across, panel_size=(4.9, 4.4)
@@ -178,16 +179,6 @@ class CodecStudy(Study):
             _draw_repairs(repairs, mine)
         legend_outside(figure, panels)
         return figure
-
-
-def _groups(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
-    """Return the outcomes of each model and size of swarm with their title."""
-    return [
-        (f"Model {model}, {peers} peers", mine)
-        for model in distinct(outcomes, "model")
-        for peers in distinct(outcomes, "peers")
-        if (mine := matching(outcomes, {"model": model, "peers": peers}))
-    ]
 
 
 def _values(

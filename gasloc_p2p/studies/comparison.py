@@ -72,6 +72,16 @@ def distinct(outcomes: Sequence[Outcome], name: str) -> list[Label]:
     return list(dict.fromkeys(found[name] for found in labels if name in found))
 
 
+def titled_groups(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
+    """Return the outcomes of each model and size of swarm with their title."""
+    return [
+        (f"Model {model}, {peers} peers", mine)
+        for model in distinct(outcomes, "model")
+        for peers in distinct(outcomes, "peers")
+        if (mine := matching(outcomes, {"model": model, "peers": peers}))
+    ]
+
+
 def losses(outcomes: Sequence[Outcome], **wanted: Label) -> dict[int, float]:
     """Return the averaged model's loss by seed, of the cells with the `wanted` labels.
 

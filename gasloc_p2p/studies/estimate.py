@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gasloc_p2p.config import Config
 from gasloc_p2p.simulate.engine import build_engine
 from gasloc_p2p.studies.cell import Cell, MixCell, SwarmCell
 from gasloc_p2p.studies.study import cell_config
@@ -33,11 +34,16 @@ def parameter_count(preset: PresetName) -> int:
     return VOCABULARY * size.width + size.layers * layer + size.width
 
 
+def tokens_per_step(config: Config) -> int:
+    """Return the tokens of one inner step of one peer."""
+    return config.inner.batch_size * PRESETS[config.model.preset].sequence_length
+
+
 def train_tokens(cell: SwarmCell) -> int:
     """Return the tokens that all peers of a swarm train on."""
     config = cell_config(cell)
     steps = cell.peers * config.run.rounds * config.inner.local_steps
-    return steps * config.inner.batch_size * PRESETS[config.model.preset].sequence_length
+    return steps * tokens_per_step(config)
 
 
 def train_flops(cell: SwarmCell) -> float:
@@ -52,7 +58,12 @@ def cost(cell: Cell) -> float:
         return float(cell.rounds * cell.peers)
     config = cell_config(cell)
     # At the end every peer's model is tried, the averaged one and the initial one.
-    tried = (cell.peers + 2) * config.data.validation_tokens
+    models = cell.peers + 2
+    if config.node.validate_every_rounds:
+        models += cell.peers * (config.run.rounds // config.node.validate_every_rounds)
+    if cell.judged:
+        models += config.run.rounds
+    tried = models * config.data.validation_tokens
     forward = FLOPS_PER_PARAMETER_AND_TOKEN / 3 * parameter_count(config.model.preset)
     return train_flops(cell) + forward * tried
 

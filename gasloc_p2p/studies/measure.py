@@ -18,9 +18,11 @@ from gasloc_p2p.studies.cell import (
     MixCell,
     MixResult,
     Result,
+    Standing,
     SwarmCell,
     SwarmResult,
 )
+from gasloc_p2p.studies.estimate import tokens_per_step
 from gasloc_p2p.studies.study import cell_config
 from gasloc_p2p.studies.traffic import Traffic, exchanged_blocks
 
@@ -59,7 +61,13 @@ def run_swarm(cell: SwarmCell, told: Told) -> SwarmResult:
             if finished % cell.peers == 0:
                 told(finished // cell.peers)
 
-    simulation = simulate(config, peers=cell.peers, observe=observe, algorithm=cell.algorithm)
+    simulation = simulate(
+        config,
+        peers=cell.peers,
+        observe=observe,
+        algorithm=cell.algorithm,
+        judged=cell.judged,
+    )
     report, honest = simulation.report, [result.report for result in simulation.honest]
     parameters = simulation.results[0].theta.numel()
     own = [peer.val_loss for peer in honest if peer.val_loss is not None]
@@ -78,6 +86,16 @@ def run_swarm(cell: SwarmCell, told: Told) -> SwarmResult:
         ),
         bits_per_parameter=traffic.bits_per_parameter(parameters),
         repaired_shares=traffic.repaired_shares(exchanged_blocks(config, parameters)),
+        train_tokens=sum(sum(peer.local_steps) for peer in report.peers) * tokens_per_step(config),
+        standings=tuple(
+            Standing(
+                rounds=point.rounds,
+                time_s=point.time_s,
+                averaged_val_loss=finite(point.averaged_val_loss),
+                own_val_loss=finite(point.own_val_loss),
+            )
+            for point in simulation.standings
+        ),
     )
 
 

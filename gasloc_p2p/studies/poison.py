@@ -15,6 +15,7 @@ from gasloc_p2p.studies.comparison import (
     difference,
     distinct,
     matching,
+    titled_groups,
     verdict_sentence,
 )
 from gasloc_p2p.studies.format import MISSING, loss_text, percent_text
@@ -83,7 +84,7 @@ class PoisonStudy(Study):
 
     def summary(self, outcomes: Sequence[Outcome]) -> Summary:
         """Return the honest peers' losses, and what they are against those without an attacker."""
-        groups = _groups(outcomes)
+        groups = titled_groups(outcomes)
         return Summary(
             tables=tuple(_table(title, mine) for title, mine in groups),
             verdicts=tuple(
@@ -106,22 +107,12 @@ class PoisonStudy(Study):
         """Draw the honest peers' losses by attack, with the guard and without it."""
         from gasloc_p2p.studies.plot import legend_outside, new_figure
 
-        groups = _groups(outcomes)
+        groups = titled_groups(outcomes)
         figure, panels = new_figure(self.question, max(len(groups), 1), panel_size=(7.2, 4.6))
         for (title, mine), axes in zip(groups, panels, strict=False):
             _draw(axes, title, mine)
         legend_outside(figure, panels)
         return figure
-
-
-def _groups(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
-    """Return the outcomes of each model and size of swarm with their title."""
-    return [
-        (f"Model {model}, {peers} peers", mine)
-        for model in distinct(outcomes, "model")
-        for peers in distinct(outcomes, "peers")
-        if (mine := matching(outcomes, {"model": model, "peers": peers}))
-    ]
 
 
 def _losses(outcomes: Sequence[Outcome], wanted: Mapping[str, Label]) -> dict[int, float]:

@@ -169,14 +169,14 @@ def run_collective(name: str, config: Config, problem: Problem) -> Array:
     engine = Engine(
         # Nobody comes back from a checkpoint in here, so the toy has no state to hand over.
         models=cast("list[GradientModel]", models),
-        compute=InlineCompute(step_s=1.0),
+        computes=[InlineCompute(step_s=1.0)] * len(PEERS),
         gradients=lambda: [model.gradient() for model in models],
     )
     all_reduce = AllReduce(links=[LINKS["lan"]] * len(PEERS), partitions=())
     outer = config.outer
     rule = outer_rule(outer.rule, lr=outer.lr, momentum=outer.momentum)
     start = models[0].theta()
-    method: DDP | DiLoCo = DDP(step_s=1.0)
+    method: DDP | DiLoCo = DDP()
     if name == "diloco":
         method = DiLoCo(rule=rule, theta=start, state=rule.initial(start))
 

@@ -6,7 +6,7 @@ import asyncio
 
 import torch
 
-from gasloc_p2p.simulate.engine import StackedCompute
+from gasloc_p2p.simulate.engine import StackedCompute, StackedSteps
 from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
 from gasloc_p2p.train.stack import Stack
 from tests.sim.conftest import corpus, in_virtual_time
@@ -28,7 +28,7 @@ def test_a_step_that_was_cancelled_does_not_move_the_row_later() -> None:
     before = leaver.theta()
 
     async def main() -> None:
-        compute = StackedCompute(stack, step_s=1.0)
+        compute = StackedCompute(StackedSteps(stack), step_s=1.0)
         async with asyncio.TaskGroup() as tasks:
             left = tasks.create_task(compute.step(leaver, LR))
             tasks.create_task(compute.step(stayer, LR))

@@ -14,6 +14,7 @@ from gasloc_p2p.studies.multi_step import MultiStep
 from gasloc_p2p.studies.outer_sensitivity import OuterSensitivity
 from gasloc_p2p.studies.poison import PoisonStudy
 from gasloc_p2p.studies.single_step import SingleStep
+from gasloc_p2p.studies.straggler import Straggler
 from gasloc_p2p.studies.study import Setup, Study
 from gasloc_p2p.studies.topology import PLAIN, TopologyStudy
 
@@ -49,6 +50,7 @@ STUDIES: dict[str, tuple[Study, dict[str, Any]]] = {
         CodecStudy(peers=(3,), codecs=("none", "bf16", "mod8", "mod4"), topologies=("ring",)),
         SHORT,
     ),
+    "straggler": (Straggler(peers=(3,)), SHORT),
 }
 
 
