@@ -29,7 +29,7 @@ from gasloc_p2p.core.exchange_events import (
 )
 from gasloc_p2p.core.greeting import disagreement
 from gasloc_p2p.core.incoming import Incoming
-from gasloc_p2p.core.outgoing import Cut, Outgoing, Parts
+from gasloc_p2p.core.outgoing import Cut, Outgoing, Parts, records_that_fit
 from gasloc_p2p.core.repairs import Repairs
 from gasloc_p2p.core.types import BytesLike, EdgeKind, PeerId
 from gasloc_p2p.core.wire import (
@@ -39,6 +39,7 @@ from gasloc_p2p.core.wire import (
     FrameType,
     Head,
     Hello,
+    Memory,
     ProtocolError,
     Ready,
     Refuse,
@@ -48,7 +49,6 @@ from gasloc_p2p.core.wire import (
     piece_key,
     printable,
     read_hello,
-    records_that_fit,
     unpack_message,
 )
 
@@ -94,6 +94,7 @@ class Exchange:
         partner: PeerId,
         dialer: bool,
         records: Sequence[bytes] = (),
+        chunk_memory: Memory | None = None,
     ) -> None:
         """Start an exchange.
 
@@ -106,6 +107,8 @@ class Exchange:
             dialer: whether this side opened the stream; its Hello goes first.
             records: this side's roster, most useful first; sent as far as one frame holds when
                 the partner's roster differs.
+            chunk_memory: where a chunk's codes go, for nobody else as long as they are in use;
+                None for fresh memory.
 
         Raises:
             ProtocolError: `hello` breaks a limit, so no partner would read it.
@@ -127,7 +130,8 @@ class Exchange:
         self._repairs = Repairs(cut)
         self._outgoing = Outgoing(cut, self._repairs, _key(hello, hello.peer_id))
         self._incoming = Incoming(cut, self._repairs, self._outgoing, _key(hello, partner))
-        self._decoder = FrameDecoder(self._admit)
+        self._chunk_memory = chunk_memory
+        self._decoder = FrameDecoder(self._admit, chunk_memory)
 
         self._own_hello = self._hello_frame if dialer else None
         self._refusal: bytes | None = None
@@ -198,7 +202,7 @@ class Exchange:
             return
         if not self.resumable:
             raise RuntimeError("an exchange is resumed between PartnerHello and Agreed")
-        self._decoder = FrameDecoder(self._admit)
+        self._decoder = FrameDecoder(self._admit, self._chunk_memory)
         self._greeted = False
         received = self._incoming.rewind()
         self._hello_frame = pack_message(msgspec.structs.replace(self._hello, received=received))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -10,10 +11,14 @@ from gasloc_p2p.core.codecs.layout import Layout
 from gasloc_p2p.core.repairs import Repairs
 from gasloc_p2p.core.types import BytesLike
 from gasloc_p2p.core.wire import (
+    MAX_RECORD_BYTES,
+    MAX_RECORDS,
+    MAX_RECORDS_BYTES,
     PIECE_OVERHEAD_BYTES,
     SCALES_BYTES,
     FrameType,
     ProtocolError,
+    Records,
     pack_piece,
 )
 
@@ -156,3 +161,18 @@ class Outgoing:
 
     def _cut(self, kind: FrameType, index: int, size: int, bad: bytes = b"") -> Cut:
         return Cut(kind=kind, index=index, bad=bad, size=size, key=self._key)
+
+
+def records_that_fit(records: Iterable[bytes]) -> Records:
+    """Return the first of `records` that one frame may carry, without those that are too large."""
+    chosen: list[bytes] = []
+    # Three bytes is the longest head of a record of this size, and eight hold the frame's own.
+    room = MAX_RECORDS_BYTES - 8
+    for record in records:
+        if not 0 < len(record) <= MAX_RECORD_BYTES:
+            continue
+        room -= len(record) + 3
+        if room < 0 or len(chosen) == MAX_RECORDS:
+            break
+        chosen.append(record)
+    return Records(records=tuple(chosen))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -205,6 +205,9 @@ _PAYLOAD_LIMITS: Mapping[FrameType, int] = {
     FrameType.REFUSE: MAX_REFUSE_BYTES,
 }
 
+Memory: TypeAlias = Callable[[int], memoryview]
+"""Returns so many bytes to write to, whatever is in them."""
+
 _Message = TypeVar("_Message", bound=Hello | Records | Ready | Refuse)
 
 
@@ -266,21 +269,6 @@ def piece_digest(kind: FrameType, index: int, data: BytesLike, *, key: bytes) ->
     return hasher.update(data).digest(length=_DIGEST_BYTES)
 
 
-def records_that_fit(records: Iterable[bytes]) -> Records:
-    """Return the first of `records` that one frame may carry, without those that are too large."""
-    chosen: list[bytes] = []
-    # Three bytes is the longest head of a record of this size, and eight hold the frame's own.
-    room = MAX_RECORDS_BYTES - 8
-    for record in records:
-        if not 0 < len(record) <= MAX_RECORD_BYTES:
-            continue
-        room -= len(record) + 3
-        if room < 0 or len(chosen) == MAX_RECORDS:
-            break
-        chosen.append(record)
-    return Records(records=tuple(chosen))
-
-
 def printable(text: str) -> str:
     """Return a peer's text, cut to `MAX_REASON_CHARS`, without anything a terminal obeys."""
     return "".join(
@@ -329,18 +317,25 @@ def _no_objection(head: Head) -> None:
 class FrameDecoder:
     """Cuts a stream into frames, however it arrives.
 
-    Holds at most one frame, and never more of it than has arrived.
+    Holds at most one frame, and never more of it than has arrived, but for `chunk_memory`.
 
     Args:
         admit: told what a frame is before any of its data is held; raises `ProtocolError` when
             such a frame is out of place.
+        chunk_memory: where the data of a chunk go once it is admitted; None for fresh memory.
     """
 
-    def __init__(self, admit: Callable[[Head], None] = _no_objection) -> None:
+    def __init__(
+        self,
+        admit: Callable[[Head], None] = _no_objection,
+        chunk_memory: Memory | None = None,
+    ) -> None:
         self._admit = admit
+        self._chunk_memory = chunk_memory
         self._raw = bytearray()
         self._head: Head | None = None
-        self._data = bytearray()
+        self._data: bytearray | memoryview = bytearray()
+        self._held = 0
 
     def feed(self, data: BytesLike) -> Iterator[Frame]:
         """Yield the frames that are complete with `data`, which must not change while in use.
@@ -357,18 +352,28 @@ class FrameDecoder:
             rest = self._read_head(rest)
             if self._head is None:
                 return
-            wanted = self._head.size - len(self._data)
+            wanted = self._head.size - self._held
             if len(rest) < wanted:
-                self._data += rest
+                self._hold(self._head, rest)
                 return
             body: BytesLike = rest[:wanted]
             rest = rest[wanted:]
-            if self._data:
-                self._data += body
-                body, self._data = self._data, bytearray()
+            if self._held:
+                self._hold(self._head, body)
+                body, self._data, self._held = self._data, bytearray(), 0
             head, self._head = self._head, None
             self._raw.clear()
             yield Frame(head, body)
+
+    def _hold(self, head: Head, piece: BytesLike) -> None:
+        """Put a piece of a frame's data behind those that came before."""
+        if piece and not self._held and head.type is FrameType.CHUNK and self._chunk_memory:
+            self._data = self._chunk_memory(head.size)
+        if isinstance(self._data, bytearray):
+            self._data += piece
+        else:
+            self._data[self._held : self._held + len(piece)] = piece
+        self._held += len(piece)
 
     def _read_head(self, rest: memoryview) -> memoryview:
         """Take what the head still lacks from `rest`, and return what is left."""

@@ -34,6 +34,7 @@ from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.node.late import Edges, OuterStepToCome, Standing
 from gasloc_p2p.node.membership import Membership
 from gasloc_p2p.node.report import RoundReport
+from gasloc_p2p.node.room import Room
 
 REMEMBERED_CYCLES = 5
 
@@ -66,6 +67,7 @@ class Peer:
         edges: those that are under way.
         to_come: the outer step of a round that still exchanges, with overlap.
         guard: judges what partners send, and remembers who is left out.
+        room: memory that rounds hand on to each other.
         transfer_s: seconds that the last edge took from the partner's Hello to its end.
     """
 
@@ -113,6 +115,7 @@ class Peer:
         self.memory: OuterState = self.rule.initial(self.theta)
         self.drift = Drift(self.codec, elements=self.theta.numel())
         self.model_state: ModelState = learner.state()
+        self.room = Room()
         self.transfer_s = 0.0
         self._run_digest = run_digest
         self._cycles_s: deque[float] = deque(maxlen=REMEMBERED_CYCLES)
@@ -213,6 +216,7 @@ class Peer:
             partner=partner,
             dialer=self.id < partner,
             records=self.membership.book.records_for_partner(),
+            chunk_memory=self.room.memory,
         )
 
     def left_out(self, partner: PeerId, t: int) -> str:

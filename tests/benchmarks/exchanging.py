@@ -32,6 +32,7 @@ from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.node.edge import Contact, EdgeWork, run_edge
+from gasloc_p2p.node.room import Room
 
 PROTOCOL: Final = "gasloc/bench-exchange/1"
 DEADLINE_S: Final = 300.0
@@ -93,6 +94,7 @@ class End:
     partner: str
     codec: Codec
     compute: ThreadCompute
+    room: Room = field(default_factory=Room)
     arrived: asyncio.Queue[Stream] = field(default_factory=asyncio.Queue)
 
     async def serve(self, stream: Stream) -> None:
@@ -142,6 +144,7 @@ class End:
                             scales=offer.scales,
                             partner=self.partner,
                             dialer=self.plan.end == 1,
+                            chunk_memory=self.room.memory,
                         ),
                         work=work,
                         deadline_s=DEADLINE_S,
@@ -154,7 +157,7 @@ class End:
         return outcomes
 
     def _mix(self, x: Tensor, outcomes: list[EdgeOutcome]) -> None:
-        mixed = x.clone()
+        mixed = self.room.copy(x)
         for outcome in outcomes:
             assert outcome.coder is not None, outcome.reason
             outcome.coder.add_difference(mixed, 0.5)
@@ -208,7 +211,8 @@ async def take_part(plan: Plan) -> None:
 async def _measured(end: End, round: int, x: Tensor, motion: Tensor | None) -> Measured:
     idle_bytes = _forget_peak()
     began_cpu_s = _cpu_s()
-    edges = await end.exchange(round, x, motion)
+    with end.room:
+        edges = await end.exchange(round, x, motion)
     return Measured(
         ended_s=time.monotonic(),
         cpu_s=_cpu_s() - began_cpu_s,

@@ -14,6 +14,7 @@ from gasloc_p2p.core.wire import (
     MAX_RECORDS_BYTES,
     MAX_REFUSE_BYTES,
     MAX_REPAIR_BYTES,
+    PIECE_OVERHEAD_BYTES,
     PIECES,
     SCALES_BYTES,
     FrameDecoder,
@@ -138,3 +139,26 @@ def test_a_frame_that_arrives_whole_is_not_copied() -> None:
     for frame in frames:
         assert isinstance(frame.data, memoryview)
         assert frame.data.obj is data
+
+
+def test_a_chunk_that_comes_in_pieces_goes_where_it_is_told() -> None:
+    asked: list[int] = []
+    memory = bytearray(b"old bytes")
+
+    def chunk_memory(size: int) -> memoryview:
+        asked.append(size)
+        return memoryview(memory)[:size]
+
+    decoder = FrameDecoder(chunk_memory=chunk_memory)
+    codes, repair = piece(FrameType.CHUNK, 0, b"codes"), piece(FrameType.REPAIR, 0, b"repair")
+    assert list(decoder.feed(codes[:PIECE_OVERHEAD_BYTES])) == []
+    assert asked == [], "it is asked for before there are data"
+    frames = [
+        bytes(frame.data)
+        for part in (codes[PIECE_OVERHEAD_BYTES:-3], codes[-3:-1], codes[-1:] + repair[:-2])
+        for frame in decoder.feed(part)
+    ]
+    frames += [bytes(frame.data) for frame in decoder.feed(repair[-2:] + codes)]
+    assert frames == [b"codes", b"repair", b"codes"]
+    assert asked == [5]
+    assert memory == b"codesytes"

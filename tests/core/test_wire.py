@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gasloc_p2p.core.outgoing import records_that_fit
 from gasloc_p2p.core.wire import (
     FRAME_OVERHEAD_BYTES,
     MAX_CHUNK_BYTES,
@@ -44,7 +45,6 @@ from gasloc_p2p.core.wire import (
     piece_key,
     printable,
     read_hello,
-    records_that_fit,
     unpack_message,
 )
 

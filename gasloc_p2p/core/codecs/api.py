@@ -118,7 +118,7 @@ class Coder(Protocol):
         ...
 
     def encode(self, index: int) -> BytesLike:
-        """Return the codes of an own chunk."""
+        """Return the codes of an own chunk, to be read only; they may be the vector's own bytes."""
         ...
 
     def take(self, index: int, codes: BytesLike) -> bytes:

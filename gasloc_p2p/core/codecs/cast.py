@@ -68,10 +68,7 @@ class _CastCoder(DirectCoder):
         self._limit = largest if largest < torch.finfo(torch.bfloat16).max else None
 
     def encode(self, index: int) -> memoryview:
-        cast = self._cast(index)
-        if self._dtype == torch.float32:
-            cast = cast.clone()
-        return cast.view(torch.uint8).numpy().data
+        return self._cast(index).view(torch.uint8).numpy().data
 
     def difference(self, index: int, codes: memoryview) -> Tensor:
         # torch warns about tensors on read-only memory, even ones that are only read.
