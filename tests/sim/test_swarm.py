@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gasloc_p2p.core.types import EdgeKind
+from gasloc_p2p.node.room import Room
 from gasloc_p2p.report import SwarmReport
 from gasloc_p2p.simulate.swarm import simulate
 from tests.sim.conftest import quick_config
@@ -69,6 +70,16 @@ def test_peers_learn_and_come_together(codec: str, rule: str) -> None:
     assert report.consensus_distance is not None
     assert report.closing_consensus_distance is not None
     assert report.closing_consensus_distance < 0.2 * report.consensus_distance
+
+
+def test_a_round_writes_over_nothing_that_is_still_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With this rule the parameters of the next round are the mix itself.
+    settings = ("outer.rule=local", "run.rounds=3")
+    reused = run(2, *settings)
+    monkeypatch.setattr(Room, "memory", lambda room, size_bytes: memoryview(bytearray(size_bytes)))
+    fresh = run(2, *settings)
+    digests = [[peer.theta_digest for peer in report.peers] for report in (reused, fresh)]
+    assert digests[0] == digests[1]
 
 
 def test_without_gossip_peers_stay_apart() -> None:
