@@ -91,7 +91,7 @@ def _mixed(peer: Peer, edges: Sequence[UnderWay], outgoing: Tensor) -> Tensor:
     Only differences of such copies enter, clipped by the factor that both sides agreed on, so that
     neither codecs nor clipping move the mean of the swarm.
     """
-    mixed = outgoing.clone()
+    mixed = peer.room.copy(outgoing)
     for edge in edges:
         edge.add_difference(mixed, peer.alpha)
     return mixed

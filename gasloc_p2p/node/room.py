@@ -1,53 +1,44 @@
-"""The memory of a round: the partners' codes and the mix."""
+"""The memory of partners' codes and of mixes, which rounds hand on to each other."""
 
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections import defaultdict
-from types import TracebackType
+from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+_FLAGS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
 
 class Room:
-    """Lends memory for as long as it is entered, and keeps it for the next time.
+    """Hands out memory, and again what nobody refers to any more.
 
     Pages that come fresh from the system cost more than all that is written to them and read again.
-    In the meantime the system may take these away where it is short of memory.
+    While nobody needs these, the system may take them away where it is short of memory.
     """
 
     def __init__(self) -> None:
-        self._lent: list[mmap.mmap] = []
-        self._kept: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
+        self._free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 
     def memory(self, size_bytes: int) -> memoryview:
         """Return so many bytes, at least one, with anything in them."""
-        kept = self._kept[size_bytes]
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        block = kept.pop() if kept else mmap.mmap(-1, size_bytes, flags=flags)
-        self._lent.append(block)
-        return memoryview(block)
+        free = self._free[size_bytes]
+        block = free.pop() if free else mmap.mmap(-1, size_bytes, flags=_FLAGS)
+        whole = np.frombuffer(block, dtype=np.uint8)
+        weakref.finalize(whole, self._take_back, block).atexit = False
+        return whole.data
 
     def copy(self, x: Tensor) -> Tensor:
-        """Return a copy of a flat vector."""
+        """Return a copy of a flat vector, which is not empty."""
         memory = self.memory(x.numel() * x.itemsize)
         return torch.frombuffer(memory, dtype=x.dtype).copy_(x)
 
-    def __enter__(self) -> Room:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # Sizes that were not asked for this time are given up.
-        self._kept.clear()
-        for block in self._lent:
-            # Only Linux and the BSDs can wait until they need the pages.
-            if hasattr(mmap, "MADV_FREE"):
-                block.madvise(mmap.MADV_FREE)
-            self._kept[len(block)].append(block)
-        self._lent.clear()
+    def _take_back(self, block: mmap.mmap) -> None:
+        # Only Linux and the BSDs can wait until they need the pages.
+        if hasattr(mmap, "MADV_FREE"):
+            block.madvise(mmap.MADV_FREE)
+        self._free[len(block)].append(block)
