@@ -21,26 +21,30 @@ from gasloc_p2p.node.peer import Peer
 
 
 @dataclass(kw_only=True, slots=True)
-class Ended:
-    """What ended in the course of a round.
+class Course:
+    """What has happened in the course of a round.
 
     Attributes:
+        losses: of the inner steps, in nats per token.
+        train_s: seconds of inner steps.
         edges: how edges ended, with the rounds that they belong to.
         wait_s: seconds of waiting for partners that had not answered yet.
-        reverted: whether an outer step led to numbers that are not finite.
+        reverted: whether numbers were not finite.
     """
 
+    losses: list[float] = field(default_factory=list)
+    train_s: float = 0.0
     edges: list[tuple[int, EdgeOutcome]] = field(default_factory=list)
     wait_s: float = 0.0
     reverted: bool = False
 
 
-async def take_in(peer: Peer, ended: Ended, *, wait: bool) -> None:
+async def take_in(peer: Peer, course: Course, *, wait: bool) -> None:
     """Take the outer step that is to come, and add what late edges have brought.
 
     Args:
         peer: whose.
-        ended: takes note of the edges.
+        course: takes note of the edges.
         wait: for the edges of the outer step; otherwise it may stay to come.
     """
     if (to_come := peer.to_come) is not None:
@@ -52,16 +56,16 @@ async def take_in(peer: Peer, ended: Ended, *, wait: bool) -> None:
             edges = await peer.edges.take(to_come.edges)
             await asyncio.wait({to_come.refreshing})
             watching.cancel()
-        ended.wait_s += max((edge.waited_s(began_s) for edge in edges), default=0.0)
-        _note(peer, ended, edges)
+        course.wait_s += max((edge.waited_s(began_s) for edge in edges), default=0.0)
+        _note(peer, course, edges)
         if not await _outer_step(peer, to_come, edges):
-            ended.reverted = True
+            course.reverted = True
         peer.to_come = None
         peer.membership.close_round(to_come.round)
     late = peer.edges.take_late()
     if any(edge.outcome.mixes for edge in late):
         await peer.compute.run(lambda: _correct(peer, late))
-    _note(peer, ended, late)
+    _note(peer, course, late)
 
 
 async def _outer_step(peer: Peer, to_come: OuterStepToCome, edges: Sequence[UnderWay]) -> bool:
@@ -115,10 +119,10 @@ def _correct(peer: Peer, late: Sequence[UnderWay]) -> None:
     peer.theta = theta
 
 
-def _note(peer: Peer, ended: Ended, edges: Sequence[UnderWay]) -> None:
+def _note(peer: Peer, course: Course, edges: Sequence[UnderWay]) -> None:
     for edge in edges:
-        peer.note_edge(edge.round, edge.outcome)
-        ended.edges.append((edge.round, edge.outcome))
+        peer.note_edge(edge.round, edge.outcome, awaited=edge.awaited)
+        course.edges.append((edge.round, edge.outcome))
 
 
 def is_finite(*tensors: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from torch import Tensor
@@ -12,17 +12,18 @@ from gasloc_p2p.core.codecs import Offer
 from gasloc_p2p.core.guard import distance
 from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.core.roster import Roster
+from gasloc_p2p.core.tempo import StepPlan
 from gasloc_p2p.core.topology import Graph, build_graph
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
 from gasloc_p2p.node.edge import EdgeWork, decline_edge, run_edge
 from gasloc_p2p.node.events import RoundStarted
-from gasloc_p2p.node.late import MAX_LATE, OuterStepToCome, Standing, UnderWay
-from gasloc_p2p.node.mixing import Ended, is_finite, take_in
+from gasloc_p2p.node.late import OuterStepToCome, Standing, UnderWay
+from gasloc_p2p.node.mixing import Course, is_finite, take_in
 from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.report import RoundReport, round_report
 
 
-async def run_round(peer: Peer, t: int) -> RoundReport:
+async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
     """Train locally, exchange with this round's partners, mix, and take the outer step.
 
     theta [P] fp32 and the outer rule's memory [P] change together at the very end, so a round
@@ -42,27 +43,36 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
     )
     partners = graph.neighbours(peer.id)
     peer.inbox.open_round(t, [p for p in partners if not peer.left_out(p, t)])
-    peer.observe(RoundStarted(round=t, closing=closing, partners=partners, peers=len(roster.peers)))
+    plan = peer.plan(t, partners, roster)
+    peer.observe(
+        RoundStarted(
+            round=t,
+            closing=closing,
+            partners=partners,
+            peers=len(roster.peers),
+            reason=plan.reason,
+        )
+    )
 
     # H_i inner AdamW steps: theta_i -> theta_i^H. An outer step that is still to come, and what
     # late edges bring, are taken in between.
-    train_began_s = now_s()
-    ended = Ended()
-    losses = [] if closing else await _local_steps(peer, t, ended)
+    if not closing:
+        await _local_steps(peer, t, plan, course)
 
     # Parameters travel both ways over each edge; a failed edge is a value.
     exchange_began_s = now_s()
-    await peer.edges.settle(at_most=0 if closing else MAX_LATE)
-    await take_in(peer, ended, wait=True)
+    await peer.edges.settle(at_most=peer.most_late(t, plan))
+    await take_in(peer, course, wait=True)
     theta_h, outgoing, finite = await peer.compute.run(lambda: _contribute(peer, rule, t))
-    if reverted := not finite:
+    if not finite:
+        course.reverted = True
         await peer.take_back(t, "the local steps")
         theta_h, outgoing, _ = await peer.compute.run(lambda: _contribute(peer, rule, t))
     motion = await peer.compute.run(
         lambda: peer.drift.motion(peer.theta, theta_h, vectors=rule.vectors)
     )
     offer = await peer.compute.run(lambda: peer.offer(t, outgoing, motion))
-    edges = _exchange(peer, t, graph, offer, roster)
+    edges = _exchange(peer, t, graph, offer, roster, plan)
     alone = None
     if peer.overlaps(t):
         alone = await peer.compute.run(lambda: _step_alone(peer, rule, theta_h, outgoing))
@@ -79,31 +89,54 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
     # m_i = sum_j W_ij theta_j^H, in peer order; a failed edge leaves its weight with this peer.
     # D_i = theta_i - m_i;  v_i <- gamma v_i + D_i;  theta_i <- theta_i - eta (D_i + gamma v_i)
     if alone is None:
-        await take_in(peer, ended, wait=True)
+        await take_in(peer, course, wait=True)
     return round_report(
         round=t,
         closing=closing,
-        losses=losses,
-        outcomes=ended.edges,
+        losses=course.losses,
+        outcomes=course.edges,
         under_way=len(peer.edges.of(t)),
-        reverted=reverted or ended.reverted,
-        train_s=exchange_began_s - train_began_s,
+        reverted=course.reverted,
+        train_s=course.train_s,
         exchange_s=now_s() - exchange_began_s,
-        wait_s=ended.wait_s,
+        wait_s=course.wait_s,
+        every=plan.every,
+        reason=plan.reason,
     )
 
 
-async def _local_steps(peer: Peer, t: int, ended: Ended) -> list[float]:
+async def train_ahead(peer: Peer, t: int, course: Course, is_due: Callable[[], bool]) -> None:
+    """Do inner steps of round t while the others are in rounds before it that this peer skips.
+
+    Args:
+        peer: whose turn round t is.
+        t: the round.
+        course: takes note of the steps.
+        is_due: whether the others have come to round t.
+    """
+    plan = peer.plan(t, (), peer.membership.roster(t))
+    began_s = asyncio.get_running_loop().time()
+    while len(course.losses) < plan.steps - plan.share and not is_due():
+        await _step(peer, t, plan, course, len(course.losses) / plan.steps)
+    course.train_s += asyncio.get_running_loop().time() - began_s
+
+
+async def _local_steps(peer: Peer, t: int, plan: StepPlan, course: Course) -> None:
     """Do as many inner steps as the pace allows; the learning rate follows the round's fraction."""
-    began_s = peer.clock.unix_s()
-    budget = peer.pace.budget(t, began_s, peer.transfer_s)
-    losses: list[float] = []
-    while budget.allows(len(losses), peer.clock.unix_s()):
-        await take_in(peer, ended, wait=False)
-        fraction = budget.fraction_done(len(losses), peer.clock.unix_s(), started_s=began_s)
-        lr = peer.inner_lr(t + fraction)
-        losses.append(await peer.compute.step(peer.learner, lr))
-    return losses
+    began_s, done = peer.clock.unix_s(), len(course.losses)
+    budget = peer.pace.budget(t, began_s, plan.from_here(done))
+    train_began_s = asyncio.get_running_loop().time()
+    while budget.allows(len(course.losses), peer.clock.unix_s()):
+        fraction = budget.fraction_done(len(course.losses), peer.clock.unix_s(), started_s=began_s)
+        await _step(peer, t, plan, course, fraction)
+    course.train_s += asyncio.get_running_loop().time() - train_began_s
+
+
+async def _step(peer: Peer, t: int, plan: StepPlan, course: Course, fraction: float) -> None:
+    """Do an inner step after this fraction of the rounds that end with round t."""
+    await take_in(peer, course, wait=False)
+    lr = peer.inner_lr(max(0.0, t + 1 - plan.every + plan.every * fraction))
+    course.losses.append(await peer.compute.step(peer.learner, lr))
 
 
 def _contribute(peer: Peer, rule: OuterRule, t: int) -> tuple[Tensor, Tensor, bool]:
@@ -121,7 +154,9 @@ def _step_alone(peer: Peer, rule: OuterRule, theta_h: Tensor, outgoing: Tensor) 
     return Standing(theta=theta, memory=memory)
 
 
-def _exchange(peer: Peer, t: int, graph: Graph, offer: Offer, roster: Roster) -> list[UnderWay]:
+def _exchange(
+    peer: Peer, t: int, graph: Graph, offer: Offer, roster: Roster, plan: StepPlan
+) -> list[UnderWay]:
     """Start the edges of round t, which run side by side, in peer order."""
     work = EdgeWork(
         offer=offer,
@@ -153,7 +188,7 @@ def _exchange(peer: Peer, t: int, graph: Graph, offer: Offer, roster: Roster) ->
             round=t,
             partner=partner,
             weight=graph.weight(peer.id, partner),
-            awaited=peer.awaits(t, partner),
+            awaited=peer.awaits(t, partner, plan),
         )
         for partner in graph.neighbours(peer.id)
     ]

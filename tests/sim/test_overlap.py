@@ -86,6 +86,7 @@ def test_without_gradients_the_path_is_that_of_a_swarm_that_waits(topology: str,
     """So whatever is stable without overlap is stable with it."""
     settings = (
         "inner.lr=1e-30",
+        "pace.adapt_steps=false",
         "outer.momentum=0.5",
         f"gossip.topology={topology}",
         f"outer.rule={rule}",
