@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol
@@ -159,6 +160,7 @@ class PlainDisplay:
         if tried:
             parts.append(f"validation loss {sum(tried) / len(tried):.3f}")
         parts.append(_edges_text(done))
+        parts += _reasons(done)
         self.say("  ".join(parts))
 
 
@@ -180,6 +182,15 @@ def _edges_text(reports: list[RoundReport]) -> str:
     if under_way:
         counts.append(f"{under_way} under way")
     return "edges: " + ", ".join(counts)
+
+
+def _reasons(reports: list[RoundReport]) -> list[str]:
+    """Return why peers did other than the usual number of steps: in full for a single one."""
+    told = [report.reason for report in reports if report.reason]
+    if len(reports) == 1:
+        return told
+    kinds = Counter(reason.partition(":")[0] for reason in told)
+    return [", ".join(f"{count} {kind}" for kind, count in kinds.items())] if kinds else []
 
 
 def sentence(event: Event) -> str:
@@ -238,8 +249,8 @@ class LiveDisplay:
                 row.peer_id, row.state = peer_id, "online"
             case Waiting(reason=reason):
                 row.state = reason
-            case RoundStarted(round=round, closing=closing, partners=partners):
-                row.state = "mixing" if closing else "training"
+            case RoundStarted(round=round, closing=closing, partners=partners, reason=reason):
+                row.state = "mixing" if closing else reason or "training"
                 row.round, row.partners = round, partners
             case RoundFinished(report=report):
                 _note_round(row, report)

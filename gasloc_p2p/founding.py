@@ -118,7 +118,6 @@ def pace_of(config: Config, manifest: Manifest) -> Pace:
             exchange_budget_s=config.pace.exchange_budget_s,
         )
     return StepsPace(
-        local_steps=config.inner.local_steps,
         rounds=config.run.rounds,
         closing_rounds=config.run.closing_rounds,
     )

@@ -109,8 +109,18 @@ class PaceConfig(Section):
 
     mode: Literal["steps", "seconds"] = Field(
         default="steps",
-        description="steps: a fixed number of local steps, then wait for the partner. "
-        "seconds: rounds begin by the clock, with as many steps as fit.",
+        description="steps: local steps, about inner.local_steps of them, then wait for the "
+        "partner. seconds: rounds begin by the clock, with as many steps as fit.",
+    )
+    adapt_steps: bool = Field(
+        default=True,
+        description="With pace.mode steps: a peer that is slower or faster than most does so many "
+        "steps more or less than inner.local_steps that its rounds last as long as theirs.",
+    )
+    stride: bool = Field(
+        default=True,
+        description="With pace.adapt_steps: a peer whose exchange and one step take longer than a "
+        "round of the others takes part in every second, third, ... round only.",
     )
     period_s: float = Field(
         default=60.0, ge=0.5, le=86_400, description="Length of a round, with pace.mode seconds."

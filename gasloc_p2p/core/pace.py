@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
+from gasloc_p2p.core.tempo import StepPlan
+
 Schedule: TypeAlias = Literal["cosine", "constant"]
 
 CYCLES_PER_EDGE: Final = 4
@@ -93,13 +95,13 @@ class Pace(Protocol):
         """Return what `round` is for."""
         ...
 
-    def budget(self, round: int, now_s: float, transfer_s: float) -> StepBudget:
+    def budget(self, round: int, now_s: float, plan: StepPlan) -> StepBudget:
         """Return the inner steps of `round`, which begins at `now_s`.
 
         Args:
             round: the round.
             now_s: unix seconds.
-            transfer_s: seconds that this peer's exchanges are expected to take; 0 if unknown.
+            plan: what this peer intends for the round.
         """
         ...
 
@@ -144,15 +146,13 @@ class Pace(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepsPace:
-    """Every round holds the same number of inner steps; partners wait for each other.
+    """Every round holds as many inner steps as planned; partners wait for each other.
 
     Attributes:
-        local_steps: inner steps H of a training round.
         rounds: training rounds.
         closing_rounds: rounds of pure mixing after them.
     """
 
-    local_steps: int
     rounds: int
     closing_rounds: int
 
@@ -160,11 +160,11 @@ class StepsPace:
         """Return what `round` is for."""
         return round_phase(round, rounds=self.rounds, closing_rounds=self.closing_rounds)
 
-    def budget(self, round: int, now_s: float, transfer_s: float) -> StepBudget:
-        """Return `local_steps` steps for a training round, none for a later one."""
+    def budget(self, round: int, now_s: float, plan: StepPlan) -> StepBudget:
+        """Return the planned steps for a training round, none for a later one."""
         if self.phase(round) is not RoundPhase.TRAINING:
             return _NO_STEPS
-        return StepBudget(max_steps=self.local_steps, until_s=None)
+        return StepBudget(max_steps=plan.steps, until_s=None)
 
     def next_round(self, own_round: int, swarm_round: int | None, now_s: float) -> int:
         """Return the next round; a peer more than one behind skips to the swarm's round."""
@@ -216,11 +216,11 @@ class SecondsPace:
         """Return what `round` is for."""
         return round_phase(round, rounds=self.rounds, closing_rounds=self.closing_rounds)
 
-    def budget(self, round: int, now_s: float, transfer_s: float) -> StepBudget:
+    def budget(self, round: int, now_s: float, plan: StepPlan) -> StepBudget:
         """Return the time until sending must start, for a training round; no steps later on."""
         if self.phase(round) is not RoundPhase.TRAINING:
             return _NO_STEPS
-        reserved_s = max(self.exchange_budget_s, TRANSFERS_RESERVED * transfer_s)
+        reserved_s = max(self.exchange_budget_s, TRANSFERS_RESERVED * plan.exchange_s)
         return StepBudget(max_steps=None, until_s=self._ends_s(round) - reserved_s)
 
     def next_round(self, own_round: int, swarm_round: int | None, now_s: float) -> int:

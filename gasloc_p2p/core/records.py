@@ -9,6 +9,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from gasloc_p2p.core.stride import MAX_STRIDE, Stride
 from gasloc_p2p.core.types import PeerId
 
 LEASE_ROUNDS: Final = 4
@@ -27,15 +28,15 @@ SILENCE_CYCLES: Final = 8
 FIRST_SILENCE_S: Final = 300.0
 """A peer is silent after this long; the last is for those that do not know their cycle yet."""
 
-MAX_EVERY: Final = 1024
 MAX_COUNT: Final = 2**53
 """Bound of every round and sequence number: the largest that any JSON reader keeps exact."""
 
-SIGNATURE_PREFIX: Final = b"gasloc-p2p record 1\x00"
+SIGNATURE_PREFIX: Final = b"gasloc-p2p record 2\x00"
 """Put before the signed payload, so that no other message of this identity passes for a record."""
 
 RunId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Every: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_STRIDE)]
 
 Sign: TypeAlias = Callable[[bytes], bytes]
 """Message -> signature by this node's identity."""
@@ -64,8 +65,28 @@ class Reachability(enum.StrEnum):
     PRIVATE = "private"
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one peer says about itself (docs/design.md, section 3).
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What a peer tells about its speed and what it has done so far; 0 where it does not know.
+
+    Attributes:
+        cycle_s: its median seconds per round, waiting for partners excluded.
+        step_s: median seconds of one inner step.
+        transfer_s: typical seconds of one of its exchanges, waiting excluded.
+        tokens: tokens that it has trained on in this run.
+        rounds: training rounds that it has taken part in.
+        bytes_sent: bytes that it has sent over its edges.
+    """
+
+    cycle_s: float = 0.0
+    step_s: float = 0.0
+    transfer_s: float = 0.0
+    tokens: Count = 0
+    rounds: Count = 0
+    bytes_sent: Count = 0
+
+
+class Record(Work, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one peer says about itself (docs/design.md, section 3); the rest is in `Work`.
 
     Attributes:
         run_id: the run that the peer takes part in.
@@ -75,9 +96,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         first_round: first round in which it takes part.
         lease_until: last round in which it takes part, unless a later record says more.
         reachability: who can open a stream to it.
-        every: it takes part in one of `every` rounds.
-        phase: those rounds t with (t - phase) % every == 0.
-        cycle_s: its median seconds per round; 0 when not known yet.
+        every, phase, since, every_before, phase_before: the rounds in which it takes part; see
+            `Stride`.
         expires_at: unix seconds after which the record is void.
     """
 
@@ -88,10 +108,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     first_round: Count
     lease_until: Count
     reachability: Reachability
-    every: Annotated[int, msgspec.Meta(ge=1, le=MAX_EVERY)] = 1
+    every: Every = 1
     phase: Count = 0
-    cycle_s: float
+    since: Count = 0
+    every_before: Every = 1
+    phase_before: Count = 0
     expires_at: float
+
+    @property
+    def stride(self) -> Stride:
+        """The rounds in which the peer takes part, as far as its stride is concerned."""
+        return Stride(self.every, self.phase, self.since, self.every_before, self.phase_before)
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether the peer skips rounds as of the one in which it signed."""
+        return self.stride.every_at(self.signed_round) > 1
 
     @property
     def is_goodbye(self) -> bool:
@@ -110,10 +142,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def is_silent(self, now_s: float) -> bool:
         """Whether the peer is overdue at `now_s` (unix seconds); live peers renew every round.
 
+        One that skips rounds may have told how long one of all rounds takes, and need a few.
+
         A record that claims to have been signed far in the future counts as silent too.
         """
         age_s = now_s - (self.expires_at - RECORD_TTL_S)
-        patience_s = SILENCE_S + SILENCE_CYCLES * self.cycle_s if self.cycle_s else FIRST_SILENCE_S
+        cycles = max(SILENCE_CYCLES, self.every, self.every_before)
+        patience_s = SILENCE_S + cycles * self.cycle_s if self.cycle_s else FIRST_SILENCE_S
         return not -SILENCE_S <= age_s <= patience_s
 
 
@@ -168,7 +203,8 @@ def _decode_payload(payload: bytes) -> Record:
         record = msgspec.msgpack.decode(payload, type=Record)
     except msgspec.DecodeError as error:
         raise RecordError(f"malformed: {error}") from error
-    for name, value in (("cycle_s", record.cycle_s), ("expires_at", record.expires_at)):
+    for name in ("cycle_s", "step_s", "transfer_s", "expires_at"):
+        value = getattr(record, name)
         if not (math.isfinite(value) and value >= 0):
             raise RecordError(f"{name} is {value}, not a finite number of seconds >= 0")
     if record.lease_until - record.signed_round > LEASE_ROUNDS:
@@ -176,6 +212,9 @@ def _decode_payload(payload: bytes) -> Record:
             f"lease of {record.lease_until - record.signed_round} rounds,"
             f" longer than {LEASE_ROUNDS}"
         )
-    if record.phase >= record.every:
-        raise RecordError(f"phase {record.phase} is not below every {record.every}")
+    for phase, every in (("phase", "every"), ("phase_before", "every_before")):
+        if getattr(record, phase) >= getattr(record, every):
+            raise RecordError(
+                f"{phase} {getattr(record, phase)} is not below {every} {getattr(record, every)}"
+            )
     return record

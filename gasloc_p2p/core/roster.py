@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
 from blake3 import blake3
 
-from gasloc_p2p.core.records import LEASE_ROUNDS, Reachability, Record, Sign, sign_record
+from gasloc_p2p.core.records import LEASE_ROUNDS, Reachability, Record, Sign, Work, sign_record
+from gasloc_p2p.core.stride import Stride
 from gasloc_p2p.core.types import PeerId
 
 VIEW_LAG_ROUNDS: Final = 2
@@ -95,6 +97,7 @@ class RosterBook:
         self._own_round = 0
         self._now_s: float | None = None
         self._published: _Kept | None = None
+        self._earlier: Record | None = None
         self._known: dict[PeerId, _Kept] = {}
         self._ahead: dict[PeerId, _Kept] = {}
         self._behind: set[PeerId] = set()
@@ -117,8 +120,11 @@ class RosterBook:
         if record.run_id != self._run_id:
             return Verdict.FOREIGN_RUN
         if record.peer_id == self._own:
-            published = self._published is not None and record.seq <= self._published.record.seq
-            return Verdict.STALE if published else Verdict.OWN_IDENTITY_ELSEWHERE
+            if self._published is None:
+                self._earlier = record
+            elif record.seq <= self._published.record.seq:
+                return Verdict.STALE
+            return Verdict.OWN_IDENTITY_ELSEWHERE
         return self._keep(_Kept(record=record, signed=signed))
 
     def renew(
@@ -128,7 +134,8 @@ class RosterBook:
         first_round: int | None = None,
         lease_until: int | None = None,
         seq: int,
-        cycle_s: float,
+        work: Work,
+        every: int | None = None,
         reachability: Reachability,
         expires_at: float,
         sign: Sign,
@@ -142,7 +149,9 @@ class RosterBook:
             lease_until: last round in which it takes part; by default the longest lease, for a
                 goodbye `round + GOODBYE_ROUNDS`.
             seq: above that of every record of this identity, from earlier processes too.
-            cycle_s: median seconds per round, 0 when unknown.
+            work: this peer's speed, and what it has done so far.
+            every: the stride to change to once everybody can know of it, if no other change is
+                under way; None for the one that there is.
             reachability: who can open a stream to this peer.
             expires_at: unix seconds after which the record is void.
             sign: signs with this node's identity.
@@ -154,21 +163,42 @@ class RosterBook:
         last = None if self._published is None else self._published.record
         if last is not None and seq <= last.seq:
             raise ValueError(f"seq {seq} is not above {last.seq}, which is published")
+        begins = _first_round(round, last) if first_round is None else first_round
         record = Record(
             run_id=self._run_id,
             peer_id=self._own,
             seq=seq,
             signed_round=round,
-            first_round=_first_round(round, last) if first_round is None else first_round,
+            first_round=begins,
             lease_until=round + LEASE_ROUNDS if lease_until is None else lease_until,
             reachability=reachability,
-            cycle_s=cycle_s,
             expires_at=expires_at,
+            **msgspec.structs.asdict(work),
+            **self._next_stride(begins, round, every)._asdict(),
         )
         self._published = _Kept(record=record, signed=sign_record(record, sign))
         self._advance(round)
         self._known[self._own] = self._published
         return record
+
+    def _next_stride(self, first_round: int, round: int, every: int | None) -> Stride:
+        """Return the stride to announce in `round`, which the next two rosters must not notice.
+
+        A peer that joins anew is in none of those, and takes part in all rounds at first.
+        """
+        last = self._earlier if self._published is None else self._published.record
+        if last is None or last.first_round != first_round:
+            return Stride()
+        stride = last.stride
+        if every in (None, stride.every) or not stride.has_begun(round - AHEAD_ROUNDS):
+            return stride
+        # Those ahead of us have closed views that can no longer learn of it.
+        furthest = max([round, *(kept.record.signed_round for kept in self._known.values())])
+        return stride.changed(every, at_least=furthest + JOIN_ROUNDS)
+
+    def stride(self) -> Stride:
+        """Return our own stride, as announced last."""
+        return Stride() if self._published is None else self._published.record.stride
 
     def close_round(self, t: int) -> None:
         """Freeze the view that is known by the end of round `t`."""
@@ -181,18 +211,21 @@ class RosterBook:
     def at(self, t: int) -> Roster:
         """Return the roster of round `t` (docs/design.md, section 3)."""
         self._advance(t)
-        records = {
-            peer: record
-            for peer, record in sorted(self._view_for(t).items())
-            if record.first_round <= t <= self._lease_of(record)
-            and (t - record.phase) % record.every == 0
-        }
+        records = {p: record for p, record in self.live(t).items() if record.stride.takes_part(t)}
         return Roster(
             round=t,
             peers=tuple(records),
             digest=_digest(self._run_id, t, records),
             records=MappingProxyType(records),
         )
+
+    def live(self, t: int) -> dict[PeerId, Record]:
+        """Return the records of the peers of round `t` and of those that skip it, sorted."""
+        return {
+            peer: record
+            for peer, record in sorted(self._view_for(t).items())
+            if record.first_round <= t <= self._lease_of(record)
+        }
 
     def _lease_of(self, record: Record) -> int:
         """Return how long the peer of a frozen record is known to take part.
@@ -212,24 +245,29 @@ class RosterBook:
         of liars leaves it between two values told by honest peers. Ours does not count, or of two
         peers the one that fell behind would never see that it did. Peers that said goodbye, that
         are silent, or whose lease ended before our own round do not count, or those who left would
-        hold back the few who stay; but who renews after that is alive, and merely behind us.
+        hold back the few who stay; but who renews after that is alive, and merely behind us. Those
+        who skip rounds follow the others, not each other: they count if there is nobody else.
         """
-        rounds = [record.signed_round for record in self.others()]
+        others = self.others()
+        steady = [record for record in others if not record.is_strided]
+        rounds = [record.signed_round for record in steady or others]
         return statistics.median_low(rounds) if rounds else None
 
     def lapsing(self, t: int) -> tuple[PeerId, ...]:
         """Return the others of round `t - 1` that round `t` would be without, though all is well.
 
         They seem to be alive and have not said goodbye; we merely ran ahead of what their leases
-        cover, which is in rounds. They would still count on us.
+        cover, which is in rounds. They would still count on us. Those that skip the two rounds are
+        among them, or they would be missing from a later one.
         """
-        before, newest = self.at(t - 1), self.newest()
+        self._advance(t - 1)
+        before, newest = self.live(t - 1), self.newest()
         return tuple(
             peer
-            for peer in before.peers
+            for peer, record in before.items()
             if peer in newest
             and newest[peer].lease_until < t
-            and self._lease_of(before.records[peer]) < t
+            and self._lease_of(record) < t
             and self._is_alive(newest[peer])
         )
 
@@ -246,6 +284,15 @@ class RosterBook:
             if (record.lease_until >= self._own_round or record.peer_id in self._behind)
             and self._is_alive(record)
         ]
+
+    def rates(self) -> list[Record]:
+        """Return the newest record of every other peer that is in the swarm, for its speed.
+
+        Without those that skip rounds the others would seem faster, and more would skip. Silent
+        ones count as well: who waits for a slow peer does not renew meanwhile.
+        """
+        records = self.newest().values()
+        return [r for r in records if r.lease_until >= self._own_round and not r.is_goodbye]
 
     def _is_alive(self, record: Record) -> bool:
         silent = self._now_s is not None and record.is_silent(self._now_s)

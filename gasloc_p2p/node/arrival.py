@@ -17,6 +17,7 @@ from gasloc_p2p.core.transfer import StateRequest
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.node.checkpoint import Checkpoint, CheckpointStore, Progress
 from gasloc_p2p.node.events import Notice, Waiting
+from gasloc_p2p.node.membership import Profile
 from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.state import fetch_state
 
@@ -274,7 +275,7 @@ class Arrival:
         while True:
             await self._membership.wait_until(partial(self._is_past, announced))
             announced = self.current_round()
-            await self._membership.renew(announced, cycle_s=0.0)
+            await self._membership.renew(announced, Profile())
 
     def _is_past(self, round: int) -> bool:
         return self.current_round() > round
@@ -289,7 +290,7 @@ class Arrival:
         patience_s = self._config.pace.edge_ceiling_s * PATIENCE_CEILINGS
         while self.current_round() < first_round:
             announced = self.current_round()
-            await self._membership.renew(announced, cycle_s=0.0)
+            await self._membership.renew(announced, Profile())
             try:
                 async with asyncio.timeout(
                     patience_s + PATIENCE_CYCLES * self._membership.cycle_s()

@@ -31,12 +31,13 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag="waiting"):
 
 
 class RoundStarted(msgspec.Struct, frozen=True, kw_only=True, tag="round_started"):
-    """A round has begun with these partners."""
+    """A round has begun with these partners; `reason` says why its steps are not the usual ones."""
 
     round: int
     closing: bool
     partners: tuple[PeerId, ...]
     peers: int
+    reason: str = ""
 
 
 class RoundFinished(msgspec.Struct, frozen=True, kw_only=True, tag="round_finished"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from gasloc_p2p.core.errors import IdentityError
 from gasloc_p2p.core.records import (
@@ -12,6 +13,7 @@ from gasloc_p2p.core.records import (
     Record,
     RecordError,
     Verify,
+    Work,
     open_record,
 )
 from gasloc_p2p.core.roster import (
@@ -22,12 +24,16 @@ from gasloc_p2p.core.roster import (
     Verdict,
 )
 from gasloc_p2p.core.skew import SkewWatch
+from gasloc_p2p.core.stride import Stride
 from gasloc_p2p.core.substrate import Clock, Network
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.node.events import Notice, Observer
 
 STORE_DEADLINE_S = 5.0
 REFRESH_PERIOD_S = 1.0
+FOLLOW_PER_CYCLE = 0.5
+"""A peer that skips rounds looks so often where the others are, in their cycles: its lease lapses
+if it misses two of their rounds."""
 FIRST_POLL_S = 0.05
 LAST_POLL_S = 1.0
 POLL_GROWTH = 1.1
@@ -37,6 +43,19 @@ often once it takes long."""
 TWIN_WATCH_S = 2.0
 TWIN_POLL_S = 0.25
 TWIN_WATCH_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What this peer tells of itself whenever it renews its record.
+
+    Attributes:
+        work: its speed, and what it has done.
+        every: the stride that it wants; None for the one that it has.
+    """
+
+    work: Work = field(default_factory=Work)
+    every: int | None = None
 
 
 class Membership:
@@ -59,6 +78,7 @@ class Membership:
         self._verify = verify
         self._observe = observe
         self._skew = SkewWatch()
+        self._profile = Profile()
         self._seq = 0
         self._expires_at = 0.0
         self._round = 0
@@ -70,20 +90,46 @@ class Membership:
         """Declare that this peer takes part from `first_round` on."""
         await self._publish(round, first_round=first_round)
 
-    async def renew(self, round: int, *, cycle_s: float) -> None:
+    async def renew(self, round: int, profile: Profile) -> None:
         """Extend this peer's lease from `round`; one that has lapsed starts afresh a bit later."""
-        await self._publish(round, cycle_s=cycle_s)
+        self._profile = profile
+        await self._publish(self._signed_round(round))
 
-    async def stay_stored(self, round: int, *, cycle_s: float) -> None:
+    async def stay_stored(self, round: int, profile: Profile) -> None:
         """Renew again before the record expires, in rounds that last so long; never returns."""
         while True:
             await asyncio.sleep(RECORD_TTL_S / 3)
-            await self.renew(round, cycle_s=cycle_s)
+            await self.renew(round, profile)
+
+    async def follow(self, turn: int) -> None:
+        """Renew in each round that the others come to before `turn`, our next; never returns."""
+        while True:
+            pause_s = FOLLOW_PER_CYCLE * self.cycle_s()
+            await asyncio.sleep(min(REFRESH_PERIOD_S, max(FIRST_POLL_S, pause_s)))
+            await self.refresh()
+            if self._seen_round(turn) > self._round:
+                await self._publish(self._seen_round(turn))
 
     async def say_goodbye(self, round: int) -> None:
         """Shorten the lease so that every roster drops this peer at the same round."""
         if self._announced:
-            await self._publish(round, lease_until=round + GOODBYE_ROUNDS)
+            signed_round = self._signed_round(round)
+            await self._publish(signed_round, lease_until=signed_round + GOODBYE_ROUNDS)
+
+    def _signed_round(self, round: int) -> int:
+        """Return the round that a record of this peer's `round` is signed in.
+
+        One that skips rounds is in all of them until its next turn: its lease is in the rounds of
+        the others, from the one that they have come to.
+        """
+        turn = self.stride().next_turn(round + 1)
+        if turn == round + 1 or self.swarm_round() is None:
+            return round
+        return self._seen_round(turn)
+
+    def _seen_round(self, turn: int) -> int:
+        """Return the round that the others have come to, at most our next turn."""
+        return max(self._round, min(turn, self.swarm_round() or 0))
 
     async def _publish(
         self,
@@ -91,7 +137,6 @@ class Membership:
         *,
         first_round: int | None = None,
         lease_until: int | None = None,
-        cycle_s: float = 0.0,
     ) -> None:
         now_s = self._clock.unix_s()
         self._round = round
@@ -104,7 +149,8 @@ class Membership:
             first_round=first_round,
             lease_until=lease_until,
             seq=self._seq,
-            cycle_s=cycle_s,
+            work=self._profile.work,
+            every=self._profile.every,
             reachability=Reachability.PUBLIC,
             expires_at=self._expires_at,
             sign=self._network.sign,
@@ -194,6 +240,16 @@ class Membership:
     def roster(self, round: int) -> Roster:
         """Return who takes part in `round`."""
         return self.book.at(round)
+
+    def companions(self, round: int) -> tuple[PeerId, ...]:
+        """Return the peers of the run at the start of `round`, those that skip it included."""
+        # A peer that skips rounds may come to its next turn long before the others.
+        ahead = self.stride().every_at(round) > 1
+        return tuple(self.book.live(min(round, self._round + 1) if ahead else round))
+
+    def stride(self) -> Stride:
+        """Return the rounds in which this peer takes part."""
+        return self.book.stride()
 
     def lapsing(self, round: int) -> tuple[PeerId, ...]:
         """Return the peers that `round` would be without only because this one ran ahead."""

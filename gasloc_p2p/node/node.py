@@ -12,7 +12,7 @@ from gasloc_p2p.config import Config
 from gasloc_p2p.core.manifest import Manifest
 from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.core.pace import Pace, RoundPhase
-from gasloc_p2p.core.records import LEASE_ROUNDS, Verify
+from gasloc_p2p.core.records import LEASE_ROUNDS, Verify, Work
 from gasloc_p2p.core.roster import AHEAD_ROUNDS
 from gasloc_p2p.core.substrate import Clock, Compute, LocalModel, Network
 from gasloc_p2p.core.transfer import STATE_PROTOCOL, StateRequest
@@ -30,13 +30,14 @@ from gasloc_p2p.node.events import (
     Validated,
     Waiting,
 )
-from gasloc_p2p.node.membership import Membership
+from gasloc_p2p.node.membership import Membership, Profile
 from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.report import RoundReport, peer_report
 from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.node.round import run_round
 from gasloc_p2p.node.saver import Saver
 from gasloc_p2p.node.state import State
+from gasloc_p2p.train.model import PRESETS
 from gasloc_p2p.train.parameters import theta_digest
 
 GOODBYE_DEADLINE_S = 3.0
@@ -167,12 +168,13 @@ class Node:
         await self._begin()
         loop = asyncio.get_running_loop()
         while peer.pace.phase(self._round) is not RoundPhase.FINISHED:
+            await self._wait_for_turn()
             await self._stand_by()
             await self._wait_for_slower()
             await self._wait_for_round()
             began_s = loop.time()
             report = await self._round_while_announced()
-            peer.note_cycle(loop.time() - began_s - report.wait_s)
+            peer.note_cycle(loop.time() - began_s - report.wait_s, report)
             following, slept = self._round_after(report)
             if not report.closing:
                 await self._validate(self._round, last=peer.is_closing(following))
@@ -180,7 +182,7 @@ class Node:
             self._observe(RoundFinished(report=report))
             if slept:
                 following = await self._arrival.catch_up(following)
-            if following > self._round + 1:
+            if following > self._next_turn():
                 self._observe(Jumped(from_round=self._round, to_round=following))
             self._round = following
             await self._remember()
@@ -189,7 +191,7 @@ class Node:
         """Come to the first round; the report includes those that a checkpoint tells of."""
         await self._keep_manifest()
         start = await self._arrival.arrive()
-        self._round, self._begun = start.round, True
+        self._round, self._begun = self._membership.stride().next_turn(start.round), True
         if start.resumed is not None:
             progress = start.resumed.progress
             self._reports = list(progress.reports)
@@ -224,12 +226,35 @@ class Node:
         met = bool(report.edges) or report.under_way > 0
         kept_up = met and all(edge.kind in MIXED_KINDS for edge in report.edges)
         swarm_round = self._membership.swarm_round()
-        if kept_up and swarm_round is not None and swarm_round <= self._round + AHEAD_ROUNDS:
+        peer, stride, last = self._peer, self._membership.stride(), self._next_turn() - 1
+        if kept_up and swarm_round is not None and swarm_round <= last + AHEAD_ROUNDS:
             swarm_round = None
-        peer = self._peer
-        following = peer.pace.next_round(self._round, swarm_round, peer.clock.unix_s())
+        following = stride.next_turn(
+            peer.pace.next_round(self._round, swarm_round, peer.clock.unix_s())
+        )
         mixed = report.under_way > 0 or any(edge.kind in MIXED_KINDS for edge in report.edges)
-        return following, not mixed and following > self._round + LEASE_ROUNDS
+        return following, not mixed and following > last + LEASE_ROUNDS
+
+    def _next_turn(self) -> int:
+        """Return the round after this one in which this peer takes part by itself."""
+        return self._membership.stride().next_turn(self._round + 1)
+
+    def _profile(self) -> Profile:
+        """Return what the others are told of this peer."""
+        peer, rates, config = self._peer, self._peer.tempo.rates, self._config
+        window = PRESETS[config.model.preset].sequence_length
+        steps = sum(report.local_steps for report in self._reports)
+        return Profile(
+            work=Work(
+                cycle_s=peer.cycle_s,
+                step_s=rates.step_s,
+                transfer_s=rates.transfer_s,
+                tokens=steps * config.inner.batch_size * window,
+                rounds=sum(not report.closing for report in self._reports),
+                bytes_sent=sum(report.bytes_sent for report in self._reports),
+            ),
+            every=peer.wanted_stride,
+        )
 
     async def _stand_by(self) -> None:
         """Wait for the others when they are so far behind that they could not be met."""
@@ -248,12 +273,30 @@ class Node:
             return swarm_round is None or self._round <= swarm_round + AHEAD_ROUNDS
 
         while not met():
-            await self._membership.renew(self._round, cycle_s=self._peer.cycle_s)
+            await self._membership.renew(self._round, self._profile())
             try:
                 async with asyncio.timeout(STAND_BY_RENEWAL_S):
                     await self._membership.wait_until(met)
             except TimeoutError:
                 continue
+
+    async def _wait_for_turn(self) -> None:
+        """Let the others come to this peer's turn, if it skips rounds and its own was over early.
+
+        Sooner, nobody would be there, and it would not know who takes part.
+        """
+        membership = self._membership
+        if membership.stride().takes_part(self._round - 1):
+            return
+
+        def due() -> bool:
+            swarm_round = membership.swarm_round()
+            return swarm_round is None or self._round <= swarm_round + 1
+
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(membership.follow(self._round))
+            await membership.wait_until(due)
+            following.cancel()
 
     async def _wait_for_slower(self) -> None:
         """Give peers whose leases this one has outrun the time that an edge with them would get.
@@ -274,7 +317,7 @@ class Node:
                     if not any([await peer.dialling.can_dial(partner) for partner in slower]):
                         return
                     # As of the round before, or they would take themselves for left behind.
-                    await membership.renew(self._round - 1, cycle_s=peer.cycle_s)
+                    await membership.renew(self._round - 1, self._profile())
                     await asyncio.sleep(SLOWER_POLL_S)
                     await membership.refresh()
         except TimeoutError:
@@ -282,15 +325,17 @@ class Node:
 
     async def _round_while_announced(self) -> RoundReport:
         """Run a round while the lease is renewed; a sick record store holds it up only briefly."""
-        peer, membership = self._peer, self._membership
+        membership, profile = self._membership, self._profile()
         async with asyncio.TaskGroup() as tasks:
-            renewing = tasks.create_task(membership.renew(self._round, cycle_s=peer.cycle_s))
-            beside = (
+            renewing = tasks.create_task(membership.renew(self._round, profile))
+            beside = [
                 renewing,
-                tasks.create_task(membership.stay_stored(self._round, cycle_s=peer.cycle_s)),
+                tasks.create_task(membership.stay_stored(self._round, profile)),
                 tasks.create_task(self._keep_manifest()),
-            )
-            report = await run_round(peer, self._round)
+            ]
+            if self._next_turn() > self._round + 1:
+                beside.append(tasks.create_task(membership.follow(self._next_turn())))
+            report = await run_round(self._peer, self._round)
             # A round may be shorter than a store takes, and a lease never renewed lapses.
             await asyncio.wait({renewing}, timeout=RENEWAL_GRACE_S)
             for task in beside:

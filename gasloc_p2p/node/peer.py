@@ -24,6 +24,7 @@ from gasloc_p2p.core.substrate import (
     ModelState,
     Network,
 )
+from gasloc_p2p.core.tempo import StepPlan, Tempo
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
 from gasloc_p2p.node.checkpoint import Checkpoint, Progress
@@ -68,7 +69,7 @@ class Peer:
         to_come: the outer step of a round that still exchanges, with overlap.
         guard: judges what partners send, and remembers who is left out.
         room: memory that rounds hand on to each other.
-        transfer_s: seconds that the last edge took from the partner's Hello to its end.
+        tempo: what it has learned of its own speed, and how many steps follow from that.
     """
 
     def __init__(
@@ -116,7 +117,13 @@ class Peer:
         self.drift = Drift(self.codec, elements=self.theta.numel())
         self.model_state: ModelState = learner.state()
         self.room = Room()
-        self.transfer_s = 0.0
+        self.tempo = Tempo(
+            local_steps=config.inner.local_steps,
+            period_s=config.pace.period_s if config.pace.mode == "seconds" else 0.0,
+            adapt=config.pace.adapt_steps,
+            stride=config.pace.stride,
+        )
+        self.wanted_stride: int | None = None
         self._run_digest = run_digest
         self._cycles_s: deque[float] = deque(maxlen=REMEMBERED_CYCLES)
         self._unconfirmed: dict[PeerId, deque[int]] = {}
@@ -130,9 +137,19 @@ class Peer:
         """Whether round t only mixes: no inner steps, outer learning rate 1, momentum 0."""
         return self.pace.phase(t) is not RoundPhase.TRAINING
 
-    def note_cycle(self, seconds: float) -> None:
-        """Remember how long a round took, waiting for partners excluded."""
+    def plan(self, t: int, partners: Sequence[PeerId], roster: Roster) -> StepPlan:
+        """What this peer does in round t, to keep in step with the others."""
+        plan = self.tempo.plan(
+            others=self.membership.book.rates(),
+            partners={partner: roster.records[partner].transfer_s for partner in partners},
+            every=self.membership.stride().every_at(t),
+        )
+        return dataclasses.replace(plan, reason="") if self.is_closing(t) else plan
+
+    def note_cycle(self, seconds: float, report: RoundReport) -> None:
+        """Learn from how long a round took, waiting for partners excluded."""
         self._cycles_s.append(seconds)
+        self.wanted_stride = self.tempo.note_round(steps=report.local_steps, train_s=report.train_s)
 
     def inner_lr(self, position: float) -> float:
         """Learning rate at `position`, the round plus the fraction of it that is done."""
@@ -147,7 +164,9 @@ class Peer:
             self.clock.unix_s(),
             own_cycle_s=self.cycle_s,
             partner_cycle_s=record.cycle_s if record is not None else 0.0,
-            transfer_s=self.transfer_s,
+            transfer_s=self.tempo.rates.expected_edge_s(
+                partner, record.transfer_s if record is not None else 0.0
+            ),
             floor_s=pace.edge_floor_s,
             ceiling_s=pace.edge_ceiling_s,
         )
@@ -254,7 +273,7 @@ class Peer:
                 next_sample=self.model_state.next_sample,
                 warmup_steps_left=self.model_state.warmup_steps_left,
                 written_unix_s=self.clock.unix_s(),
-                companions=self.membership.roster(t).peers,
+                companions=self.membership.companions(t),
                 unconfirmed={p: tuple(rounds) for p, rounds in self._unconfirmed.items()},
                 guard=self.guard.state(),
                 reports=tuple(reports),
@@ -316,9 +335,12 @@ class Peer:
                     "peer did"
                 )
             )
+        transfer_s = outcome.elapsed_s - outcome.wait_s
+        # One that ran out of time would have taken at least as long.
+        if outcome.mixes or (outcome.kind is EdgeKind.TIMED_OUT and transfer_s > 0):
+            self.tempo.note_edge(outcome.partner, transfer_s)
         if not outcome.mixes:
             return
-        self.transfer_s = outcome.elapsed_s - outcome.wait_s
         unconfirmed = self._unconfirmed.setdefault(outcome.partner, deque(maxlen=MAX_UNCONFIRMED))
         if outcome.kind is EdgeKind.ASYMMETRIC:
             unconfirmed.append(t)

@@ -42,6 +42,8 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
         train_s, exchange_s, wait_s: seconds of training, of exchanging, and of the exchange
             the part before the partner answered.
         reverted: whether numbers were not finite, so that this peer returned to the round's start.
+        every: rounds of the swarm that this one took.
+        reason: why other than the usual number of steps was planned; empty when it was not.
     """
 
     round: int
@@ -57,6 +59,8 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     exchange_s: float
     wait_s: float
     reverted: bool = False
+    every: int = 1
+    reason: str = ""
 
     @property
     def unpaired(self) -> bool:
@@ -119,6 +123,8 @@ def round_report(
     train_s: float,
     exchange_s: float,
     wait_s: float,
+    every: int = 1,
+    reason: str = "",
 ) -> RoundReport:
     """Sum up one round from what its parts returned.
 
@@ -153,6 +159,8 @@ def round_report(
         exchange_s=exchange_s,
         wait_s=wait_s,
         reverted=reverted,
+        every=every,
+        reason=reason,
     )
 
 

@@ -12,6 +12,7 @@ from gasloc_p2p.core.codecs import Offer
 from gasloc_p2p.core.guard import distance
 from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.core.roster import Roster
+from gasloc_p2p.core.tempo import StepPlan
 from gasloc_p2p.core.topology import Graph, build_graph
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
 from gasloc_p2p.node.edge import EdgeWork, decline_edge, run_edge
@@ -42,13 +43,22 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
     )
     partners = graph.neighbours(peer.id)
     peer.inbox.open_round(t, [p for p in partners if not peer.left_out(p, t)])
-    peer.observe(RoundStarted(round=t, closing=closing, partners=partners, peers=len(roster.peers)))
+    plan = peer.plan(t, partners, roster)
+    peer.observe(
+        RoundStarted(
+            round=t,
+            closing=closing,
+            partners=partners,
+            peers=len(roster.peers),
+            reason=plan.reason,
+        )
+    )
 
     # H_i inner AdamW steps: theta_i -> theta_i^H. An outer step that is still to come, and what
     # late edges bring, are taken in between.
     train_began_s = now_s()
     ended = Ended()
-    losses = [] if closing else await _local_steps(peer, t, ended)
+    losses = [] if closing else await _local_steps(peer, t, plan, ended)
 
     # Parameters travel both ways over each edge; a failed edge is a value.
     exchange_began_s = now_s()
@@ -90,18 +100,20 @@ async def run_round(peer: Peer, t: int) -> RoundReport:
         train_s=exchange_began_s - train_began_s,
         exchange_s=now_s() - exchange_began_s,
         wait_s=ended.wait_s,
+        every=plan.every,
+        reason=plan.reason,
     )
 
 
-async def _local_steps(peer: Peer, t: int, ended: Ended) -> list[float]:
+async def _local_steps(peer: Peer, t: int, plan: StepPlan, ended: Ended) -> list[float]:
     """Do as many inner steps as the pace allows; the learning rate follows the round's fraction."""
     began_s = peer.clock.unix_s()
-    budget = peer.pace.budget(t, began_s, peer.transfer_s)
+    budget = peer.pace.budget(t, began_s, plan)
     losses: list[float] = []
     while budget.allows(len(losses), peer.clock.unix_s()):
         await take_in(peer, ended, wait=False)
         fraction = budget.fraction_done(len(losses), peer.clock.unix_s(), started_s=began_s)
-        lr = peer.inner_lr(t + fraction)
+        lr = peer.inner_lr(t + plan.every * fraction)
         losses.append(await peer.compute.step(peer.learner, lr))
     return losses
 

@@ -9,7 +9,7 @@ from gasloc_p2p.node.events import RoundFinished
 from gasloc_p2p.node.report import round_report
 
 
-def finished(round: int) -> RoundFinished:
+def finished(round: int, reason: str = "") -> RoundFinished:
     report = round_report(
         round=round,
         closing=False,
@@ -19,6 +19,7 @@ def finished(round: int) -> RoundFinished:
         train_s=1.0,
         exchange_s=1.0,
         wait_s=0.0,
+        reason=reason,
     )
     return RoundFinished(report=report)
 
@@ -47,3 +48,17 @@ def test_a_round_is_told_once_all_have_it_or_the_first_left_it_behind(
         display.observe(0, finished(LATE_ROUNDS + 2))
         assert lines() == []
     assert lines() == [f"round {LATE_ROUNDS + 3}/40  1 of 2 peers"], "the rest, at the end"
+
+
+def test_why_a_peer_does_fewer_steps_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    bound = "link-bound: 11 of 30 steps"
+    with PlainDisplay(peers=1, rounds=40) as display:
+        display.observe(0, finished(0, bound))
+        display.observe(0, finished(1))
+    told, untold = capsys.readouterr().out.splitlines()
+    assert told.endswith(f"unpaired  {bound}")
+    assert untold.endswith("unpaired")
+    with PlainDisplay(peers=3, rounds=40) as display:
+        for reason in (bound, "compute-bound: 3 of 30 steps", "link-bound: 9 of 30 steps"):
+            display.observe(0, finished(0, reason))
+    assert capsys.readouterr().out.strip().endswith("unpaired  2 link-bound, 1 compute-bound")

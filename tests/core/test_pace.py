@@ -18,12 +18,13 @@ from gasloc_p2p.core.pace import (
     lr_at,
     round_phase,
 )
+from gasloc_p2p.core.tempo import StepPlan
 
 timeless = settings(deadline=None)
 """An example may take long on a busy machine."""
 
 T0 = 1.7e9
-STEPS: Pace = StepsPace(local_steps=30, rounds=10, closing_rounds=5)
+STEPS: Pace = StepsPace(rounds=10, closing_rounds=5)
 SECONDS: Pace = SecondsPace(
     t0_s=T0, period_s=60.0, rounds=10, closing_rounds=5, exchange_budget_s=10.0
 )
@@ -38,6 +39,10 @@ def lr(position: float, warmup_rounds: float = 2.0, rounds: int = 10) -> float:
         min_ratio=0.1,
         schedule="cosine",
     )
+
+
+def plan(exchange_s: float) -> StepPlan:
+    return StepPlan(steps=30, full_steps=40, exchange_s=exchange_s)
 
 
 def deadline_s(
@@ -80,7 +85,7 @@ def test_a_budget_needs_a_limit() -> None:
 
 
 def test_a_step_budget_counts() -> None:
-    budget = STEPS.budget(9, T0, 1.0)
+    budget = STEPS.budget(9, T0, plan(1.0))
     assert [budget.allows(done, math.inf) for done in (0, 29, 30, 31)] == [True, True, False, False]
     assert [budget.fraction_done(done, T0, started_s=T0) for done in (0, 15, 30, 31)] == [
         0.0,
@@ -92,13 +97,13 @@ def test_a_step_budget_counts() -> None:
 
 @pytest.mark.parametrize("pace", [STEPS, SECONDS])
 def test_a_closing_round_has_no_step(pace: Pace) -> None:
-    budget = pace.budget(10, T0, 1.0)
+    budget = pace.budget(10, T0, plan(1.0))
     assert not budget.allows(0, T0)
     assert budget.fraction_done(0, T0, started_s=T0) == 1.0
 
 
 def test_a_time_budget_ends_before_sending_must_start() -> None:
-    budget = SECONDS.budget(3, T0 + 180, 1.0)
+    budget = SECONDS.budget(3, T0 + 180, plan(1.0))
     assert budget.allows(500, T0 + 229.9)
     assert not budget.allows(500, T0 + 230)
     assert [budget.fraction_done(9, T0 + s, started_s=T0 + 180) for s in (170, 180, 205, 240)] == [
@@ -110,11 +115,11 @@ def test_a_time_budget_ends_before_sending_must_start() -> None:
 
 
 def test_a_slow_link_stops_training_earlier() -> None:
-    assert SECONDS.budget(0, T0, 20.0).until_s == T0 + 20
+    assert SECONDS.budget(0, T0, plan(20.0)).until_s == T0 + 20
 
 
 def test_a_late_peer_does_one_step_all_the_same() -> None:
-    budget = SECONDS.budget(0, T0 + 59, 1.0)
+    budget = SECONDS.budget(0, T0 + 59, plan(1.0))
     assert budget.allows(0, T0 + 59)
     assert not budget.allows(1, T0 + 59)
     assert budget.fraction_done(0, T0 + 59, started_s=T0 + 59) == 1.0

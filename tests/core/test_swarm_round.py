@@ -44,3 +44,19 @@ def test_a_peer_gathers_until_it_begins_a_round() -> None:
     assert record("a", signed_round=8, first_round=4).is_gathering
     assert not record("a", signed_round=8, first_round=4, cycle_s=1.0).is_gathering
     assert not record("a", signed_round=8, first_round=11).is_gathering, "it joins late"
+
+
+def test_those_who_skip_rounds_count_only_if_there_is_nobody_else() -> None:
+    skipping = [record(f"s{n}", signed_round=3, every=4, since=1) for n in range(3)]
+    soon = record("soon", signed_round=8, every=4, since=11)
+    assert book_with(*skipping, own_round=6).swarm_round() == 3
+    assert book_with(*skipping, soon, own_round=6).swarm_round() == 8
+    assert not soon.is_strided
+
+
+def test_a_peer_that_skips_rounds_may_be_silent_for_so_many() -> None:
+    for every, before, patience_s in ((1, 1, 28), (16, 1, 36), (1, 12, 32)):
+        last = record("a", cycle_s=1.0, every=every, every_before=before, expires_at=9000.0)
+        signed_s = 9000.0 - records.RECORD_TTL_S
+        assert not last.is_silent(signed_s + patience_s)
+        assert last.is_silent(signed_s + patience_s + 0.1)

@@ -30,7 +30,8 @@ def digests(report: SwarmReport) -> list[str | None]:
 @pytest.mark.parametrize("peers", [1, 2])
 def test_a_swarm_killed_as_a_whole_ends_as_if_it_had_not_been(peers: int, tmp_path: Path) -> None:
     arguments = ("--peers", str(peers), "--rounds", "6", "--local-steps", "5", "--seed", "3")
-    settings = ("--set", "data.validation_tokens=1024", "--set", "checkpoint.every_rounds=1")
+    values = ("data.validation_tokens=1024", "checkpoint.every_rounds=1", "pace.adapt_steps=false")
+    settings = [part for value in values for part in ("--set", value)]
     kept = ("--keep", str(tmp_path / "kept"))
     parent = subprocess.Popen(
         [sys.executable, "-m", "gasloc_p2p", "testnet", *arguments, *settings, *kept],

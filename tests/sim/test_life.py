@@ -154,7 +154,11 @@ def test_peers_that_run_ahead_among_themselves_stay_in_every_roster(seed: int) -
     # Seed 27 pairs the same peers in rounds 0 to 3, seed 3 in rounds 3 to 7, which is longer than
     # a lease; two of them are slow enough to be left behind.
     config = quick_config(
-        *PACES["steps"], "run.initial_peers=4", f"run.seed={seed}", "pace.edge_floor_s=100"
+        *PACES["steps"],
+        "run.initial_peers=4",
+        f"run.seed={seed}",
+        "pace.edge_floor_s=100",
+        "pace.adapt_steps=false",
     )
 
     async def main() -> list[SimulatedPeer]:

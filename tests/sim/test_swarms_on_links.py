@@ -18,7 +18,7 @@ def swarm(
     *assignments: str, links: Sequence[Link] = (), partitions: Sequence[Partition] = ()
 ) -> tuple[list[SimulatedPeer], float]:
     """Run four peers to the end; return them and the virtual seconds that it took."""
-    config = quick_config("run.initial_peers=4", *assignments)
+    config = quick_config("run.initial_peers=4", "pace.adapt_steps=false", *assignments)
 
     async def main() -> tuple[list[SimulatedPeer], float]:
         hub = Hub(verify=Identity.verify, links=links, partitions=partitions)

@@ -1,0 +1,185 @@
+"""How many inner steps a peer does in a round, so that neither it nor the others wait.
+
+Source: docs/design.md, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from gasloc_p2p.core.rates import (
+    Rates,
+    RateWatch,
+    is_slow_edge,
+    target_cycle_s,
+    typical_transfer_s,
+)
+from gasloc_p2p.core.stride import StrideChooser
+from gasloc_p2p.core.types import PeerId
+
+MOST_STEPS_FACTOR: Final = 8
+"""A fast peer does at most so many times the usual steps."""
+MOST_CHANGE: Final = 3.0
+"""Steps rise or fall at most by this factor from one round to the next.
+
+With it, and with rates that are medians of three rounds, a peer that becomes five times as fast or
+as slow has the right number of steps three rounds later, and one bad round changes nothing.
+"""
+SAME_SHARE: Final = 0.1
+"""What makes so small a part of a round changes no steps, so that equal machines stay equal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlan:
+    """What a peer intends for one round.
+
+    Attributes:
+        steps: inner steps, where steps make a round.
+        full_steps: the usual inner steps, those of a peer that is as fast as the swarm.
+        every: rounds of the swarm that this one of the peer takes.
+        reason: why `steps` is not `full_steps`, for a person; empty when it is.
+        exchange_s: seconds that the awaited edges should take; 0 when unknown.
+        expected_s: the same for each edge, by partner.
+        slow: partners whose edges are not worth waiting for.
+    """
+
+    steps: int
+    full_steps: int
+    every: int = 1
+    reason: str = ""
+    exchange_s: float = 0.0
+    expected_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
+    slow: frozenset[PeerId] = frozenset()
+
+
+class Tempo:
+    """Decides what a peer does to keep in step with a swarm that is faster or slower.
+
+    Args:
+        local_steps: usual inner steps of a round, H.
+        period_s: length of a round by the clock; 0 where steps make a round.
+        adapt: whether steps, and what is waited for, follow from rates.
+        stride: whether a peer that cannot keep up at all may skip rounds.
+        late: whether rounds go on without slow edges.
+
+    Attributes:
+        rates: what this peer has learned of its own speed.
+    """
+
+    def __init__(
+        self,
+        *,
+        local_steps: int,
+        period_s: float = 0.0,
+        adapt: bool = True,
+        stride: bool = True,
+        late: bool = False,
+    ) -> None:
+        self.rates = RateWatch()
+        self._local_steps = local_steps
+        self._period_s = period_s
+        self._adapt = adapt
+        self._late = late
+        self._chooser = StrideChooser() if adapt and stride and not period_s else None
+        self._cycle_s = 0.0
+        self._unawaited: frozenset[PeerId] = frozenset()
+        self._before = local_steps, 1
+        """Steps planned last, before those that the round's own edges cost, and the stride."""
+
+    def plan(
+        self, *, others: Iterable[Rates], partners: Mapping[PeerId, float], every: int = 1
+    ) -> StepPlan:
+        """Return what to do in the next round.
+
+        Args:
+            others: what the other peers of the swarm tell, those that skip rounds included.
+            partners: those of the round, and the seconds per exchange that each tells.
+            every: this peer's stride.
+        """
+        told = [self.rates, *others]
+        self._cycle_s = self._period_s or target_cycle_s(self._local_steps, told)
+        typical_s = typical_transfer_s(told)
+        expected_s = {p: self.rates.expected_edge_s(p, s) for p, s in partners.items()}
+        slow = frozenset(
+            partner
+            for partner, edge_s in expected_s.items()
+            if self._adapt and is_slow_edge(edge_s, typical_s, self._cycle_s)
+        )
+        self._unawaited = slow if self._late else frozenset()
+        awaited_s = [s for p, s in expected_s.items() if p not in self._unawaited]
+        exchange_s = max(awaited_s, default=0.0)
+        steps = self._steps(every, exchange_s, typical_s)
+        return StepPlan(
+            steps=steps,
+            full_steps=self._local_steps * every,
+            every=every,
+            reason=self._reason(steps, every),
+            exchange_s=exchange_s,
+            expected_s=MappingProxyType(expected_s),
+            slow=slow,
+        )
+
+    def note_edge(self, partner: PeerId, transfer_s: float) -> None:
+        """Take in how long an exchange of the planned round took, waiting excluded."""
+        self.rates.note_edge(partner, transfer_s, awaited=partner not in self._unawaited)
+
+    def note_round(self, *, steps: int, train_s: float) -> int | None:
+        """Take in a round that is over, and return the stride to have; None to keep it.
+
+        Args:
+            steps: inner steps that it held.
+            train_s: seconds that they took together.
+        """
+        rates = self.rates
+        rates.note_round(steps=steps, train_s=train_s)
+        if self._chooser is None or not (steps and self._cycle_s):
+            return None
+        least_s = rates.transfer_s + rates.step_s
+        return self._chooser.consider(least_s=least_s, cycle_s=self._cycle_s)
+
+    def _steps(self, every: int, exchange_s: float, typical_s: float) -> int:
+        full = self._local_steps * every
+        step_s, cycle_s = self.rates.step_s, every * self._cycle_s
+        if not self._adapt or self._period_s or not (step_s and cycle_s):
+            return full
+        usual_s = self.rates.exchange_s
+        if usual_s is None:
+            usual_s = min(typical_s, self.rates.transfer_s)
+        same_s = SAME_SHARE * cycle_s
+        left_s = cycle_s - usual_s - full * step_s
+        fitting = full if abs(left_s) <= same_s else full + left_s / step_s
+        base = self._bounded(fitting, every)
+        self._before = base, every
+        extra_s = exchange_s - usual_s
+        return max(1, _whole(base - extra_s / step_s)) if extra_s > same_s else base
+
+    def _bounded(self, fitting: float, every: int) -> int:
+        """Return the steps that fit, near enough to those of the round before."""
+        full = self._local_steps * every
+        steps, stride = self._before
+        least = math.ceil(steps * every / stride / MOST_CHANGE)
+        most = math.floor(steps * every / stride * MOST_CHANGE)
+        most = min(max(1, most), MOST_STEPS_FACTOR * full)
+        return max(1, _whole(min(most, max(least, fitting))))
+
+    def _reason(self, steps: int, every: int) -> str:
+        full = self._local_steps * every
+        if steps == full:
+            return ""
+        if steps > full:
+            why = "faster than most"
+        # Whose steps would fit if there were no exchange is held up by the exchange.
+        elif full * self.rates.step_s <= (1 + SAME_SHARE) * every * self._cycle_s:
+            why = "link-bound"
+        else:
+            why = "compute-bound"
+        return f"{why}: {steps} of {full} steps"
+
+
+def _whole(steps: float) -> int:
+    """Return the steps that fit, one that lacks a tenth of itself included."""
+    return math.floor(steps + SAME_SHARE)
