@@ -86,7 +86,6 @@ class Tempo:
         self._late = late
         self._chooser = StrideChooser() if adapt and stride and not period_s else None
         self._cycle_s = 0.0
-        self._unawaited: frozenset[PeerId] = frozenset()
         self._before = local_steps, 1
         """Steps planned last, before those that the round's own edges cost, and the stride."""
 
@@ -109,8 +108,7 @@ class Tempo:
             for partner, edge_s in expected_s.items()
             if self._adapt and is_slow_edge(edge_s, typical_s, self._cycle_s)
         )
-        self._unawaited = slow if self._late else frozenset()
-        awaited_s = [s for p, s in expected_s.items() if p not in self._unawaited]
+        awaited_s = [s for p, s in expected_s.items() if not (self._late and p in slow)]
         exchange_s = max(awaited_s, default=0.0)
         steps = self._steps(every, exchange_s, typical_s)
         return StepPlan(
@@ -122,10 +120,6 @@ class Tempo:
             expected_s=MappingProxyType(expected_s),
             slow=slow,
         )
-
-    def note_edge(self, partner: PeerId, transfer_s: float) -> None:
-        """Take in how long an exchange of the planned round took, waiting excluded."""
-        self.rates.note_edge(partner, transfer_s, awaited=partner not in self._unawaited)
 
     def note_round(self, *, steps: int, train_s: float) -> int | None:
         """Take in a round that is over, and return the stride to have; None to keep it.
@@ -146,9 +140,12 @@ class Tempo:
         step_s, cycle_s = self.rates.step_s, every * self._cycle_s
         if not self._adapt or self._period_s or not (step_s and cycle_s):
             return full
-        usual_s = self.rates.exchange_s
-        if usual_s is None:
-            usual_s = min(typical_s, self.rates.transfer_s)
+        usual_s, transfer_s = self.rates.exchange_s, self.rates.transfer_s
+        if self._late and is_slow_edge(transfer_s, typical_s, self._cycle_s):
+            # Nobody waits for this peer's edges, nor does it: its link costs it no steps.
+            usual_s = typical_s
+        elif usual_s is None:
+            usual_s = min(typical_s, transfer_s)
         same_s = SAME_SHARE * cycle_s
         left_s = cycle_s - usual_s - full * step_s
         fitting = full if abs(left_s) <= same_s else full + left_s / step_s

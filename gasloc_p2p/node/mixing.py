@@ -117,7 +117,7 @@ def _correct(peer: Peer, late: Sequence[UnderWay]) -> None:
 
 def _note(peer: Peer, ended: Ended, edges: Sequence[UnderWay]) -> None:
     for edge in edges:
-        peer.note_edge(edge.round, edge.outcome)
+        peer.note_edge(edge.round, edge.outcome, awaited=edge.awaited)
         ended.edges.append((edge.round, edge.outcome))
 
 

@@ -122,7 +122,9 @@ class Peer:
             period_s=config.pace.period_s if config.pace.mode == "seconds" else 0.0,
             adapt=config.pace.adapt_steps,
             stride=config.pace.stride,
+            late=True,
         )
+        self._slow: frozenset[PeerId] = frozenset()
         self.wanted_stride: int | None = None
         self._run_digest = run_digest
         self._cycles_s: deque[float] = deque(maxlen=REMEMBERED_CYCLES)
@@ -144,7 +146,11 @@ class Peer:
             partners={partner: roster.records[partner].transfer_s for partner in partners},
             every=self.membership.stride().every_at(t),
         )
-        return dataclasses.replace(plan, reason="") if self.is_closing(t) else plan
+        if self.is_closing(t):
+            # At the end there is no next round in which a late edge could still be mixed.
+            plan = dataclasses.replace(plan, reason="", slow=frozenset())
+        self._slow = plan.slow
+        return plan
 
     def note_cycle(self, seconds: float, report: RoundReport) -> None:
         """Learn from how long a round took, waiting for partners excluded."""
@@ -177,7 +183,7 @@ class Peer:
 
     def awaits(self, t: int, partner: PeerId) -> bool:
         """Whether the outer step of round t waits for the edge with `partner`."""
-        return True
+        return partner not in self._slow
 
     def standing(self) -> Standing:
         """Return where this peer is; if an outer step is to come, as if it mixed nothing."""
@@ -324,8 +330,8 @@ class Peer:
             )
         )
 
-    def note_edge(self, t: int, outcome: EdgeOutcome) -> None:
-        """Learn from how an edge ended."""
+    def note_edge(self, t: int, outcome: EdgeOutcome, *, awaited: bool) -> None:
+        """Learn from how an edge of round t ended, and whether the round waited for it."""
         self.inbox.release(t, outcome.partner)
         self._note_conduct(t, outcome)
         for earlier in outcome.unconfirmed:
@@ -338,7 +344,7 @@ class Peer:
         transfer_s = outcome.elapsed_s - outcome.wait_s
         # One that ran out of time would have taken at least as long.
         if outcome.mixes or (outcome.kind is EdgeKind.TIMED_OUT and transfer_s > 0):
-            self.tempo.note_edge(outcome.partner, transfer_s)
+            self.tempo.rates.note_edge(outcome.partner, transfer_s, awaited=awaited)
         if not outcome.mixes:
             return
         unconfirmed = self._unconfirmed.setdefault(outcome.partner, deque(maxlen=MAX_UNCONFIRMED))

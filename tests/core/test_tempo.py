@@ -32,7 +32,16 @@ OTHERS = [Told(0.1, 1.0)] * 3
 class Machine:
     """A peer that does what its tempo plans, at speeds that can change."""
 
-    def __init__(self, tempo: Tempo, *, step_s: float, transfer_s: float, every: int = 1) -> None:
+    def __init__(
+        self,
+        tempo: Tempo,
+        *,
+        step_s: float,
+        transfer_s: float,
+        every: int = 1,
+        late: bool = False,
+    ) -> None:
+        self.late = late
         self.tempo = tempo
         self.step_s = step_s
         self.transfer_s = transfer_s
@@ -46,7 +55,11 @@ class Machine:
             others=others, partners={"p": 1.0} if partners is None else partners, every=self.every
         )
         for partner, told_s in ({"p": 1.0} if partners is None else partners).items():
-            self.tempo.note_edge(partner, max(self.transfer_s, told_s))
+            self.tempo.rates.note_edge(
+                partner,
+                max(self.transfer_s, told_s),
+                awaited=not (self.late and partner in plan.slow),
+            )
         self.wanted = self.tempo.note_round(steps=plan.steps, train_s=plan.steps * self.step_s)
         return plan
 
@@ -58,7 +71,7 @@ def machine(
     step_s: float = 0.1, transfer_s: float = 1.0, every: int = 1, *, late: bool = False
 ) -> Machine:
     tempo = Tempo(local_steps=H, late=late)
-    return Machine(tempo, step_s=step_s, transfer_s=transfer_s, every=every)
+    return Machine(tempo, step_s=step_s, transfer_s=transfer_s, every=every, late=late)
 
 
 def test_the_usual_steps_are_done_while_nothing_is_known() -> None:
@@ -131,6 +144,12 @@ def test_a_slow_edge_that_is_not_awaited_costs_nothing() -> None:
         assert (plan.exchange_s, plan.steps) == (1.0, H)
         assert plan.slow == {"slow"}
     assert peer.tempo.rates.exchange_s == 1.0
+
+
+def test_a_slow_link_costs_no_steps_where_nobody_waits_for_it() -> None:
+    peer = machine(transfer_s=9.0, late=True)
+    assert {peer.round().steps for _ in range(9)} == {H}
+    assert peer.wanted == 2
 
 
 def test_a_peer_that_skips_rounds_fills_them_with_steps() -> None:
@@ -211,5 +230,5 @@ def test_steps_are_bounded_and_change_by_a_bounded_factor(
             before = steps
         else:
             before = MOST_STEPS_FACTOR * full
-        tempo.note_edge("p", transfer_s)
+        tempo.rates.note_edge("p", transfer_s)
         tempo.note_round(steps=steps, train_s=steps * step_s)
