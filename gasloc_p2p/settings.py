@@ -114,7 +114,7 @@ class PaceConfig(Section):
     )
     adapt_steps: bool = Field(
         default=True,
-        description="With pace.mode steps: a peer that is slower or time for more does so many "
+        description="With pace.mode steps: a peer that is slower or faster than most does so many "
         "steps more or less than inner.local_steps that its rounds last as long as theirs.",
     )
     stride: bool = Field(

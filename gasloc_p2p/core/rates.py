@@ -120,9 +120,9 @@ def target_cycle_s(local_steps: int, rates: Iterable[Rates], *, overlap: bool = 
     """Return the seconds of a round that half of the peers need at most; 0 when nobody tells.
 
     The lower median of `local_steps` steps and one exchange after them, or under them where rounds
-    overlap. It follows from how fast peers are
-    and not from how many steps they do, so it does not drift as they adapt to it, and a minority
-    of liars leaves it between two values that honest peers tell.
+    overlap. It follows from how fast peers are and not from how many steps they do, so it does not
+    drift as they adapt to it, and a minority of liars leaves it between two values that honest
+    peers tell.
     """
     both = [(local_steps * peer.step_s, peer.transfer_s) for peer in rates if peer.step_s > 0]
     cycles_s = [max(parts_s) if overlap else sum(parts_s) for parts_s in both]

@@ -165,9 +165,14 @@ class Tempo:
         step_s, cycle_s = self.rates.step_s, every * self._cycle_s
         if not self._adapt or self._period_s or not (step_s and cycle_s):
             return full
-        usual_s = 0.0 if self._overlap else self.rates.exchange_s
-        if usual_s is None:
-            usual_s = min(typical_s, self.rates.transfer_s)
+        usual_s, transfer_s = self.rates.exchange_s, self.rates.transfer_s
+        if self._overlap:
+            usual_s = 0.0
+        elif self._late and is_slow_edge(transfer_s, typical_s, self._cycle_s):
+            # Nobody waits for this peer's edges, nor does it: its link costs it no steps.
+            usual_s = typical_s
+        elif usual_s is None:
+            usual_s = min(typical_s, transfer_s)
         same_s = SAME_SHARE * cycle_s
         left_s = cycle_s - usual_s - full * step_s
         fitting = full if abs(left_s) <= same_s else full + left_s / step_s
@@ -190,7 +195,7 @@ class Tempo:
         if steps == full:
             return ""
         if steps > full:
-            why = "time for more"
+            why = "faster than most"
         # Whose steps would fit if there were no exchange is held up by the exchange.
         elif full * self.rates.step_s <= (1 + SAME_SHARE) * every * self._cycle_s:
             why = "link-bound"

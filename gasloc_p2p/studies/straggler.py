@@ -50,7 +50,9 @@ VARIANTS = (
     Variant(label=BASELINE, algorithm="diloco"),
     Variant(label=OURS, settings={"gossip.topology": "pairs"}),
     Variant(label="GASLoC 2-peer", settings={"gossip.topology": "ring"}),
-    Variant(label="with overlap", settings={"gossip.overlap": True, "outer.rule": "local"}),
+    Variant(label="without adaptive H", settings={"pace.adapt_steps": False}),
+    Variant(label="without stride", settings={"pace.stride": False}),
+    Variant(label="with overlap", settings={"gossip.overlap": True}),
 )
 """A row each; `OURS` is GASLoC's default configuration."""
 

@@ -88,8 +88,8 @@ def test_the_usual_steps_are_done_while_nothing_is_known() -> None:
         (0.1, 2.9, 11, "link-bound: 11 of 30 steps"),
         (0.1, 50.0, 1, "link-bound: 1 of 30 steps"),
         (99.0, 1.0, 1, "compute-bound: 1 of 30 steps"),
-        (0.05, 1.0, 60, "time for more: 60 of 30 steps"),
-        (0.001, 1.0, 240, "time for more: 240 of 30 steps"),
+        (0.05, 1.0, 60, "faster than most: 60 of 30 steps"),
+        (0.001, 1.0, 240, "faster than most: 240 of 30 steps"),
     ],
 )
 def test_steps_follow_from_rates(step_s: float, transfer_s: float, steps: int, reason: str) -> None:
@@ -144,6 +144,12 @@ def test_a_slow_edge_that_is_not_awaited_costs_nothing() -> None:
         assert (plan.exchange_s, plan.steps) == (1.0, H)
         assert plan.slow == {"slow"}
     assert peer.tempo.rates.exchange_s == 1.0
+
+
+def test_a_slow_link_costs_no_steps_where_nobody_waits_for_it() -> None:
+    peer = machine(transfer_s=9.0, late=True)
+    assert {peer.round().steps for _ in range(9)} == {H}
+    assert peer.wanted == 2
 
 
 def test_a_peer_that_skips_rounds_fills_them_with_steps() -> None:

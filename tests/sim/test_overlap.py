@@ -45,6 +45,7 @@ def swarm(
         "run.rounds=6",
         "run.closing_rounds=1",
         "gossip.guard=false",
+        "pace.adapt_steps=false",
         f"inner.local_steps={LOCAL_STEPS}",
         f"simulate.step_s={STEP_S}",
         "pace.edge_floor_s=60",

@@ -140,7 +140,7 @@ def test_peers_that_skip_rounds_are_in_the_same_rosters_everywhere() -> None:
             assert t < 14 or set(kinds) == {"applied"}, (t, kinds)
 
 
-def test_a_slow_link_costs_steps_and_then_rounds() -> None:
+def test_a_slow_link_costs_rounds_and_holds_up_nobody() -> None:
     link = "0.05/0.05/0.01/0"
     peers = swarm(
         "run.rounds=30",
@@ -150,12 +150,11 @@ def test_a_slow_link_costs_steps_and_then_rounds() -> None:
         elements=4000,
     )
     slow = peers[5]
-    reasons = {e.report.round: e.report.reason for e in slow.of(RoundFinished)}
-    assert any(reason.startswith("link-bound") for reason in reasons.values())
-    assert {k for t, k in strides(slow).items() if t >= 14} == {2}
+    assert {k for t, k in strides(slow).items() if t >= 18} == {2}
     assert_same_rosters(peers, since=14)
-    ends = [kind for t, kinds in slow.edges_by_round().items() if t >= 14 for kind in kinds]
-    assert len(ends) >= 8
-    assert set(ends) == {"applied"}
+    kinds = [kind for edges in slow.edges_by_round().values() for kind in edges]
+    assert kinds.count("applied") >= 0.8 * len(kinds) > 0
     for peer in peers[:5]:
-        assert median(steps(peer).values()) == H, "those who meet it wait, and not for long"
+        assert median(steps(peer).values()) == H
+    waits_s = [e.report.wait_s for p in peers[:5] for e in p.of(RoundFinished)]
+    assert median(waits_s) < 0.1 * H * STEP_S
