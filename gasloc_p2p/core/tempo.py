@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import Final
 
 from gasloc_p2p.core.rates import (
+    SLOW_FACTOR,
+    SLOW_SHARE,
     Rates,
     RateWatch,
     is_slow_edge,
@@ -34,6 +36,10 @@ SAME_SHARE: Final = 0.1
 """What makes so small a part of a round changes no steps, so that equal machines stay equal."""
 
 
+PATIENCE: Final = 1.5
+"""An edge may take so many times what would have counted as slow beforehand."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
     """What a peer intends for one round.
@@ -47,6 +53,7 @@ class StepPlan:
         expected_s: the same for each edge, by partner.
         slow: partners whose edges are not worth waiting for.
         has_slow_link: whether this peer's own link is why its edges are not.
+        patience_s: seconds after which the others are not either; 0 when unknown.
     """
 
     steps: int
@@ -57,6 +64,7 @@ class StepPlan:
     expected_s: Mapping[PeerId, float] = field(default_factory=lambda: MappingProxyType({}))
     slow: frozenset[PeerId] = frozenset()
     has_slow_link: bool = False
+    patience_s: float = math.inf
 
     @property
     def share(self) -> int:
@@ -120,12 +128,8 @@ class Tempo:
         )
         typical_s = typical_transfer_s(told)
         # Under the inner steps there is room for longer ones than usual.
-        is_slow = partial(
-            is_slow_edge,
-            typical_s=typical_s,
-            cycle_s=cycle_s,
-            hidden_s=cycle_s if self._overlap else typical_s,
-        )
+        hidden_s = cycle_s if self._overlap else typical_s
+        is_slow = partial(is_slow_edge, typical_s=typical_s, cycle_s=cycle_s, hidden_s=hidden_s)
         expected_s = {p: self.rates.expected_edge_s(p, s) for p, s in partners.items()}
         slow = frozenset(
             partner for partner, edge_s in expected_s.items() if self._adapt and is_slow(edge_s)
@@ -143,7 +147,15 @@ class Tempo:
             expected_s=MappingProxyType(expected_s),
             slow=slow,
             has_slow_link=is_slow(self.rates.transfer_s),
+            patience_s=self._patience_s(typical_s, hidden_s),
         )
+
+    def _patience_s(self, typical_s: float, hidden_s: float) -> float:
+        """Return when an edge counts as slow though it was not expected to be; see `StepPlan`."""
+        if not (self._adapt and self._late):
+            return math.inf
+        slow_s = max(SLOW_FACTOR * typical_s, hidden_s + SLOW_SHARE * self._cycle_s)
+        return PATIENCE * slow_s if self._cycle_s else 0.0
 
     def note_round(self, *, steps: int, train_s: float) -> int | None:
         """Take in a round that is over, and return the stride to have; None to keep it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -141,9 +142,10 @@ class Peer:
 
     def plan(self, t: int, partners: Sequence[PeerId], roster: Roster) -> StepPlan:
         """What this peer does in round t, to keep in step with the others."""
+        told = {**roster.records, **self.membership.book.newest()}
         plan = self.tempo.plan(
             others=self.membership.book.rates(),
-            partners={partner: roster.records[partner].transfer_s for partner in partners},
+            partners={partner: told[partner].transfer_s for partner in partners},
             every=self.membership.stride().every_at(t),
         )
         return dataclasses.replace(plan, reason="") if self.is_closing(t) else plan
@@ -184,6 +186,12 @@ class Peer:
         rounds are there to bring all peers to one model.
         """
         return partner not in plan.slow or self.is_closing(t) or self.rule.vectors > 1
+
+    def patience_s(self, t: int, plan: StepPlan, train_s: float) -> float:
+        """Seconds that an edge of round t may take, once met, before it becomes a late one."""
+        if self.is_closing(t) or self.rule.vectors > 1:
+            return math.inf
+        return plan.patience_s if plan.patience_s > 0 else train_s
 
     def most_late(self, t: int, plan: StepPlan) -> int:
         """How many edges of earlier rounds may be under way while round t exchanges."""

@@ -82,9 +82,13 @@ class Lane:
         self._bytes_s = bytes_s
         self.free_s = 0.0
 
+    def time_s(self, size: int) -> float:
+        """Return the seconds that `size` bytes take."""
+        return size / self._bytes_s
+
     def carry(self, size: int, from_s: float) -> float:
         """Take `size` bytes at `from_s` or once the lane is free; return when they are over it."""
-        self.free_s = max(from_s, self.free_s) + size / self._bytes_s
+        self.free_s = max(from_s, self.free_s) + self.time_s(size)
         return self.free_s
 
 
@@ -187,14 +191,17 @@ class SlowPipe(Pipe):
             self._path.uplink.carry(len(piece), now_s),
             begins_s + len(piece) / self._path.stream_bytes_s,
         )
-        loop.call_at(leaves_s, self._sent, leaves_s, piece)
+        loop.call_at(leaves_s, self._sent, begins_s, leaves_s, piece)
 
     def _resume(self) -> None:
         self._busy = False
         self._send()
 
-    def _sent(self, leaves_s: float, piece: bytes) -> None:
-        received_s = self._path.downlink.carry(len(piece), leaves_s)
+    def _sent(self, begins_s: float, leaves_s: float, piece: bytes) -> None:
+        downlink = self._path.downlink
+        # Its first bytes arrive while the last ones are still to leave.
+        arrives_s = max(begins_s, leaves_s - downlink.time_s(len(piece)))
+        received_s = downlink.carry(len(piece), arrives_s)
         self._travelling.append((received_s + self._path.latency_s, piece))
         if len(self._travelling) == 1:
             self._await_arrival()

@@ -96,10 +96,16 @@ def test_the_receivers_downlink_limits() -> None:
     assert moments[-1] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_a_faster_downlink_adds_the_last_piece_alone() -> None:
+def test_a_faster_downlink_adds_nothing() -> None:
     sink = arrivals_of(4 * PIECE_BYTES, [link(PIECE_A_SECOND), link(0, 2 * PIECE_A_SECOND)])
     moments = sink.arrivals[0]
-    assert moments == pytest.approx([1.5, 2.5, 3.5, 4.5], abs=1e-5)
+    assert moments == pytest.approx([1, 2, 3, 4], abs=1e-5)
+
+
+def test_a_slower_downlink_takes_pieces_as_they_come() -> None:
+    sink = arrivals_of(3 * PIECE_BYTES, [link(2 * PIECE_A_SECOND), link(0, PIECE_A_SECOND)])
+    moments = sink.arrivals[0]
+    assert moments == pytest.approx([1, 2, 3], abs=1e-5)
 
 
 def test_upload_and_download_are_of_different_directions() -> None:
@@ -133,10 +139,10 @@ def test_two_senders_share_a_downlink_half_and_half() -> None:
         return sink.arrivals
 
     fast = link(1.5 * PIECE_A_SECOND)
-    # The first pieces come to the downlink after 2/3 s; from then on it is never idle.
+    # From the first byte on the downlink is never idle.
     from_a, from_b = on([fast, fast, link(0, PIECE_A_SECOND)], scenario)
-    assert from_a == pytest.approx([2 / 3 + t for t in (1, 3, 5, 7)], abs=1e-5)
-    assert from_b == pytest.approx([2 / 3 + t for t in (2, 4, 6, 8)], abs=1e-5)
+    assert from_a == pytest.approx([1, 3, 5, 7], abs=1e-5)
+    assert from_b == pytest.approx([2, 4, 6, 8], abs=1e-5)
 
 
 def test_loss_limits_each_stream_by_itself() -> None:
@@ -164,7 +170,7 @@ def test_the_byte_limit_throttles_no_condition(name: str) -> None:
     named = LINKS[name]
     paced = link(named.upload_mbit, named.download_mbit, named.latency_s)
     size = 6 << 20
-    expected_s = size / paced.upload_bytes_s + PIECE_BYTES / paced.download_bytes_s
+    expected_s = size / paced.upload_bytes_s
     expected_s += 6 * named.latency_s  # Four to open, two on the way.
     assert arrivals_of(size, [paced] * 2).ended_s == pytest.approx([expected_s], rel=1e-3)
 

@@ -106,11 +106,11 @@ def test_a_round_takes_the_longer_of_its_steps_and_its_transfer() -> None:
 
     steps_s, overlap = LOCAL_STEPS * STEP_S, "gossip.overlap=true"
     transfer_s = median_round_s() - steps_s
-    assert 0.5 < transfer_s < 0.9
+    assert 0.5 < transfer_s < 0.7
     assert median_round_s(overlap) == pytest.approx(steps_s, rel=0.01)
     slow = ("1.35/1.35/0/0",)
     slow_transfer_s = median_round_s(links=slow) - steps_s
-    assert slow_transfer_s > 1.2
+    assert slow_transfer_s > 1.1
     # A step that has begun is done before what has arrived is taken in.
     over_s = median_round_s(overlap, links=slow) - slow_transfer_s
     assert 0 <= over_s <= 2 * STEP_S
