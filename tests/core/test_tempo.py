@@ -232,3 +232,34 @@ def test_steps_are_bounded_and_change_by_a_bounded_factor(
             before = MOST_STEPS_FACTOR * full
         tempo.rates.note_edge("p", transfer_s)
         tempo.note_round(steps=steps, train_s=steps * step_s)
+
+
+def test_what_is_left_of_a_long_round_is_one_share() -> None:
+    plan = StepPlan(steps=90, full_steps=90, every=3)
+    assert plan.share == 30
+    assert plan.from_here(60).steps == 90
+    assert plan.from_here(70).steps == 90
+    assert plan.from_here(10).steps == 40, "the others were quicker"
+    assert StepPlan(steps=1, full_steps=30, every=3).share == 1
+
+
+def test_under_overlap_exchanges_cost_no_steps() -> None:
+    tempo = Tempo(local_steps=H, late=True, overlap=True)
+    slow = Machine(tempo, step_s=0.1, transfer_s=2.5, late=True)
+    plan = slow.settle()
+    assert plan.steps == H
+    assert not plan.slow, "2.5 s fit under 3 s of steps"
+    far = Machine(
+        Tempo(local_steps=H, late=True, overlap=True), step_s=0.1, transfer_s=9.0, late=True
+    )
+    plan = far.settle()
+    assert (plan.steps, plan.slow, plan.has_slow_link) == (H, {"p"}, True)
+
+
+def test_patience_follows_from_what_is_usual() -> None:
+    tempo = Tempo(local_steps=H, late=True)
+    assert tempo.plan(others=[], partners={"p": 0.0}).patience_s == 0, "nothing is known"
+    # Usual are 1 s and rounds of 4 s: 2 s count as slow.
+    assert tempo.plan(others=OTHERS, partners={"p": 0.0}).patience_s == pytest.approx(3.0)
+    waits = Tempo(local_steps=H, late=True, adapt=False)
+    assert waits.plan(others=OTHERS, partners={"p": 0.0}).patience_s == math.inf
