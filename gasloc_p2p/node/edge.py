@@ -77,7 +77,6 @@ async def run_edge(
     exchange: Exchange,
     work: EdgeWork,
     deadline_s: float,
-    met: Callable[[], None] = lambda: None,
 ) -> EdgeOutcome:
     """Carry one exchange to its end and say how it ended.
 
@@ -90,11 +89,10 @@ async def run_edge(
         exchange: fresh state machine of this edge.
         work: what the exchange needs of the node.
         deadline_s: seconds after which the edge is given up.
-        met: called when the partner has answered.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    pump = _Pump(exchange, work, met)
+    pump = _Pump(exchange, work)
     try:
         async with asyncio.timeout(deadline_s):
             await pump.run(contact)
@@ -215,7 +213,7 @@ class _Pump:
     encoded or taken, the one before is on its way and the next one arrives.
     """
 
-    def __init__(self, exchange: Exchange, work: EdgeWork, met: Callable[[], None]) -> None:
+    def __init__(self, exchange: Exchange, work: EdgeWork) -> None:
         self.stream: Stream | None = None
         self.ended: Finished | None = None
         self.met_s: float | None = None
@@ -226,7 +224,6 @@ class _Pump:
         self.resumed = 0
         self._exchange = exchange
         self._work = work
-        self._tell_met = met
         self._met = asyncio.Event()
         self._wake = asyncio.Event()
 
@@ -320,7 +317,6 @@ class _Pump:
                 case PartnerHello(hello=hello):
                     self.met_s = self.met_s or asyncio.get_running_loop().time()
                     self.partner = hello
-                    self._tell_met()
                 case PartnerRecords(records=records):
                     self._work.records(records)
                 case PartnerScales(scales=scales):

@@ -9,9 +9,8 @@ with opposite signs, so the mean of the swarm stays, whenever they do it (docs/d
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -24,23 +23,6 @@ MAX_LATE: Final = 4
 """So many edges of earlier rounds may be under way beside those of a round; they hold memory."""
 
 
-class Met:
-    """Tells when the partner of an edge has answered, on the event loop's clock."""
-
-    def __init__(self) -> None:
-        self.at_s = math.inf
-        self._event = asyncio.Event()
-
-    def __call__(self) -> None:
-        """The partner has answered; the first time counts."""
-        self.at_s = min(self.at_s, asyncio.get_running_loop().time())
-        self._event.set()
-
-    async def wait(self) -> None:
-        """Wait until it has."""
-        await self._event.wait()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class UnderWay:
     """An edge that has been started.
@@ -51,7 +33,6 @@ class UnderWay:
         weight: W_ij.
         awaited: whether the outer step of its round waits for it.
         began_s: when it was started, on the event loop's clock.
-        met: set once the partner has answered.
         task: returns how it ended.
     """
 
@@ -60,7 +41,6 @@ class UnderWay:
     weight: float
     awaited: bool
     began_s: float
-    met: Met
     task: asyncio.Task[EdgeOutcome]
 
     @property
@@ -104,7 +84,6 @@ class OuterStepToCome:
         alone: where the peer would be if every edge failed; the next round's inner steps begin
             from there in the meantime. None if it waits.
         edges: those that are waited for.
-        patience_s: seconds that they may take from when their partners have answered.
         refreshing: fetches the records that the view at the end of the round is made of.
     """
 
@@ -114,7 +93,6 @@ class OuterStepToCome:
     outgoing: Tensor
     alone: Standing | None
     edges: Sequence[UnderWay]
-    patience_s: float
     refreshing: asyncio.Task[None]
 
     @property
@@ -149,23 +127,21 @@ class Edges:
 
     def start(
         self,
-        edge: Callable[[Met], Coroutine[Any, Any, EdgeOutcome]],
+        edge: Coroutine[Any, Any, EdgeOutcome],
         *,
         round: int,
         partner: PeerId,
         weight: float,
         awaited: bool,
     ) -> UnderWay:
-        """Let an edge run, which says when its partner has answered; see `UnderWay`."""
-        met = Met()
+        """Let an edge run; see `UnderWay`."""
         under_way = UnderWay(
             round=round,
             partner=partner,
             weight=weight,
             awaited=awaited,
             began_s=asyncio.get_running_loop().time(),
-            met=met,
-            task=self._tasks.create_task(edge(met)),
+            task=self._tasks.create_task(edge),
         )
         self._under_way[round, partner] = under_way
         return under_way
@@ -185,22 +161,10 @@ class Edges:
         """Return those that nobody awaits and that have ended, oldest first, and forget them."""
         return self._take([edge for edge in self._late() if edge.task.done()])
 
-    async def take(self, edges: Sequence[UnderWay], *, patience_s: float) -> list[UnderWay]:
-        """Return those of these edges that have ended, after some waiting, and forget them.
-
-        The others go on, and nobody awaits them any more.
-
-        Args:
-            edges: the edges.
-            patience_s: seconds that they may take from when the partner has answered.
-        """
-        async with asyncio.TaskGroup() as tasks:
-            for edge in edges:
-                tasks.create_task(_patiently(edge, patience_s))
-        for edge in edges:
-            if not edge.task.done():
-                self._under_way[edge.round, edge.partner] = replace(edge, awaited=False)
-        return self._take([edge for edge in edges if edge.task.done()])
+    async def take(self, edges: Sequence[UnderWay]) -> list[UnderWay]:
+        """Wait until these edges have ended, and forget them; if that is cancelled, they go on."""
+        await _ended(edges)
+        return self._take(edges)
 
     async def settle(self, *, at_most: int) -> None:
         """Wait until no more than so many of those that nobody awaits are under way."""
@@ -220,17 +184,6 @@ class Edges:
         for task in (*self._beside, *(edge.task for edge in self._under_way.values())):
             task.cancel()
         self._under_way.clear()
-
-
-async def _patiently(edge: UnderWay, patience_s: float) -> None:
-    """Wait until an edge has ended, but not for long while its partner merely sends slowly."""
-    async with asyncio.TaskGroup() as tasks:
-        met = tasks.create_task(edge.met.wait())
-        await asyncio.wait({edge.task, met}, return_when=asyncio.FIRST_COMPLETED)
-        met.cancel()
-    left_s = edge.met.at_s + patience_s - asyncio.get_running_loop().time()
-    if not edge.task.done() and left_s > 0:
-        await asyncio.wait({edge.task}, timeout=None if left_s == math.inf else left_s)
 
 
 async def _ended(edges: Sequence[UnderWay]) -> None:

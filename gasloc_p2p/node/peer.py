@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -186,12 +185,6 @@ class Peer:
         rounds are there to bring all peers to one model.
         """
         return partner not in plan.slow or self.is_closing(t) or self.rule.vectors > 1
-
-    def patience_s(self, t: int, plan: StepPlan, train_s: float) -> float:
-        """Seconds that an edge of round t may take, once met, before it becomes a late one."""
-        if self.is_closing(t) or self.rule.vectors > 1:
-            return math.inf
-        return plan.patience_s if plan.patience_s > 0 else train_s
 
     def most_late(self, t: int, plan: StepPlan) -> int:
         """How many edges of earlier rounds may be under way while round t exchanges."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +17,7 @@ from gasloc_p2p.core.topology import Graph, build_graph
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
 from gasloc_p2p.node.edge import EdgeWork, decline_edge, run_edge
 from gasloc_p2p.node.events import RoundStarted
-from gasloc_p2p.node.late import Met, OuterStepToCome, Standing, UnderWay
+from gasloc_p2p.node.late import OuterStepToCome, Standing, UnderWay
 from gasloc_p2p.node.mixing import Course, is_finite, take_in
 from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.report import RoundReport, round_report
@@ -84,7 +83,6 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
         outgoing=outgoing,
         alone=alone,
         edges=[edge for edge in edges if edge.awaited],
-        patience_s=peer.patience_s(t, plan, course.train_s),
         refreshing=peer.edges.beside(peer.membership.refresh()),
     )
 
@@ -167,7 +165,7 @@ def _exchange(
         records=peer.membership.take_records,
     )
 
-    def edge(partner: PeerId, met: Met) -> Coroutine[Any, Any, EdgeOutcome]:
+    def edge(partner: PeerId) -> Coroutine[Any, Any, EdgeOutcome]:
         exchange = peer.new_exchange(t, partner, roster, offer.scales)
         if left_out := peer.left_out(partner, t):
             return decline_edge(
@@ -182,12 +180,11 @@ def _exchange(
             exchange=exchange,
             work=work,
             deadline_s=peer.edge_deadline_s(t, partner, roster),
-            met=met,
         )
 
     return [
         peer.edges.start(
-            partial(edge, partner),
+            edge(partner),
             round=t,
             partner=partner,
             weight=graph.weight(peer.id, partner),
