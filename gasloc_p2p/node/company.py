@@ -54,7 +54,8 @@ class Company:
 
     async def stand_by(self, t: int) -> None:
         """Wait for the others when they are so far behind that they could not be met."""
-        swarm_round = self._peer.membership.swarm_round()
+        membership = self._peer.membership
+        swarm_round = membership.swarm_round()
         if swarm_round is None or t <= swarm_round + STAND_BY_ROUNDS:
             return
         self._peer.observe(
@@ -65,14 +66,14 @@ class Company:
         )
 
         def met() -> bool:
-            swarm_round = self._peer.membership.swarm_round()
+            swarm_round = membership.swarm_round()
             return swarm_round is None or t <= swarm_round + AHEAD_ROUNDS
 
         while not met():
-            await self._peer.membership.renew(t, self._profile())
+            await membership.renew(t, self._profile())
             try:
                 async with asyncio.timeout(STAND_BY_RENEWAL_S):
-                    await self._peer.membership.wait_until(met)
+                    await membership.wait_until(met)
             except TimeoutError:
                 continue
 
@@ -84,7 +85,7 @@ class Company:
         """
         peer, membership = self._peer, self._peer.membership
         slower = membership.lapsing(t)
-        if not slower or self._peer.config.pace.mode != "steps":
+        if not slower or peer.config.pace.mode != "steps":
             return
         roster = membership.roster(t - 1)
         patience_s = max(peer.edge_deadline_s(t, p, roster) for p in slower)

@@ -88,6 +88,7 @@ class Node:
             network=network,
             clock=clock,
             run_id=config.run.id,
+            rounds=config.run.rounds,
             verify=verify,
             observe=observe,
         )
@@ -146,7 +147,8 @@ class Node:
                 await self._saver.finish(self._latest, deadline_s=LAST_CHECKPOINT_DEADLINE_S)
             for task in saving:
                 task.cancel()
-        theta, val_loss = self._trained or (peer.theta, None)
+        standing = peer.standing()
+        theta, val_loss = self._trained or (standing.theta, None)
         report = peer_report(
             peer_id=peer.id,
             rounds=self._reports,
@@ -157,7 +159,7 @@ class Node:
         return NodeResult(
             report=report,
             theta=theta,
-            closing_theta=peer.theta,
+            closing_theta=standing.theta,
             finished=finished,
             begun=self._begun,
         )
@@ -181,7 +183,7 @@ class Node:
             self._observe(RoundFinished(report=report))
             if slept:
                 following = await self._arrival.catch_up(following)
-            if following > self._next_turn():
+            if following > self._peer.next_turn(self._round):
                 self._observe(Jumped(from_round=self._round, to_round=following))
             self._round = following
             await self._remember()
@@ -225,7 +227,8 @@ class Node:
         met = bool(report.edges) or report.under_way > 0
         kept_up = met and all(edge.kind in MIXED_KINDS for edge in report.edges)
         swarm_round = self._membership.swarm_round()
-        peer, stride, last = self._peer, self._membership.stride(), self._next_turn() - 1
+        peer, stride = self._peer, self._membership.stride()
+        last = peer.next_turn(self._round) - 1
         if kept_up and swarm_round is not None and swarm_round <= last + AHEAD_ROUNDS:
             swarm_round = None
         following = stride.next_turn(
@@ -233,10 +236,6 @@ class Node:
         )
         mixed = report.under_way > 0 or any(edge.kind in MIXED_KINDS for edge in report.edges)
         return following, not mixed and following > last + LEASE_ROUNDS
-
-    def _next_turn(self) -> int:
-        """Return the round after this one in which this peer takes part by itself."""
-        return self._membership.stride().next_turn(self._round + 1)
 
     def _profile(self) -> Profile:
         """Return what the others are told of this peer."""
@@ -265,8 +264,10 @@ class Node:
                 tasks.create_task(membership.stay_stored(self._round, profile)),
                 tasks.create_task(self._keep_manifest()),
             ]
-            if self._next_turn() > self._round + 1:
-                beside.append(tasks.create_task(membership.follow(self._next_turn())))
+            if self._peer.next_turn(self._round) > self._round + 1:
+                beside.append(
+                    tasks.create_task(membership.follow(self._peer.next_turn(self._round)))
+                )
             report = await run_round(self._peer, self._round, course)
             # A round may be shorter than a store takes, and a lease never renewed lapses.
             await asyncio.wait({renewing}, timeout=RENEWAL_GRACE_S)
@@ -292,7 +293,7 @@ class Node:
         self._val_loss = val_loss
         self._observe(Validated(round=t, val_loss=val_loss))
         if last:
-            self._trained = (peer.theta, val_loss)
+            self._trained = (peer.standing().theta, val_loss)
 
     async def _keep_manifest(self) -> None:
         """Store the manifest again before it expires; every peer of the run does."""

@@ -165,7 +165,7 @@ def _exchange(
         records=peer.membership.take_records,
     )
 
-    def edge(partner: PeerId) -> Coroutine[Any, Any, EdgeOutcome]:
+    def edge(partner: PeerId, awaited: bool) -> Coroutine[Any, Any, EdgeOutcome]:
         exchange = peer.new_exchange(t, partner, roster, offer.scales)
         if left_out := peer.left_out(partner, t):
             return decline_edge(
@@ -179,16 +179,17 @@ def _exchange(
             contact=peer.dialling.contact(t, partner),
             exchange=exchange,
             work=work,
-            deadline_s=peer.edge_deadline_s(t, partner, roster),
+            deadline_s=peer.edge_deadline_s(t, partner, roster, awaited=awaited),
         )
 
+    awaited = {p: peer.awaits(t, p, plan) for p in graph.neighbours(peer.id)}
     return [
         peer.edges.start(
-            edge(partner),
+            edge(partner, awaited[partner]),
             round=t,
             partner=partner,
             weight=graph.weight(peer.id, partner),
-            awaited=peer.awaits(t, partner, plan),
+            awaited=awaited[partner],
         )
-        for partner in graph.neighbours(peer.id)
+        for partner in awaited
     ]
