@@ -77,6 +77,7 @@ async def run_edge(
     exchange: Exchange,
     work: EdgeWork,
     deadline_s: float,
+    let_go: Callable[[], None] = lambda: None,
 ) -> EdgeOutcome:
     """Carry one exchange to its end and say how it ended.
 
@@ -89,10 +90,11 @@ async def run_edge(
         exchange: fresh state machine of this edge.
         work: what the exchange needs of the node.
         deadline_s: seconds after which the edge is given up.
+        let_go: called when the partner says that its round goes on without this edge.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    pump = _Pump(exchange, work)
+    pump = _Pump(exchange, work, let_go)
     try:
         async with asyncio.timeout(deadline_s):
             await pump.run(contact)
@@ -213,7 +215,7 @@ class _Pump:
     encoded or taken, the one before is on its way and the next one arrives.
     """
 
-    def __init__(self, exchange: Exchange, work: EdgeWork) -> None:
+    def __init__(self, exchange: Exchange, work: EdgeWork, let_go: Callable[[], None]) -> None:
         self.stream: Stream | None = None
         self.ended: Finished | None = None
         self.met_s: float | None = None
@@ -224,6 +226,7 @@ class _Pump:
         self.resumed = 0
         self._exchange = exchange
         self._work = work
+        self._let_go = let_go
         self._met = asyncio.Event()
         self._wake = asyncio.Event()
 
@@ -317,6 +320,8 @@ class _Pump:
                 case PartnerHello(hello=hello):
                     self.met_s = self.met_s or asyncio.get_running_loop().time()
                     self.partner = hello
+                    if hello.late:
+                        self._let_go()
                 case PartnerRecords(records=records):
                     self._work.records(records)
                 case PartnerScales(scales=scales):

@@ -229,7 +229,9 @@ class Peer:
             chunk_bytes=self.config.gossip.chunk_bytes,
         )
 
-    def hello(self, t: int, partner: PeerId | None, roster_digest: bytes) -> Hello:
+    def hello(
+        self, t: int, partner: PeerId | None, roster_digest: bytes, *, late: bool = False
+    ) -> Hello:
         """What this peer says first on an edge of round t."""
         layout = self.layout(t)
         return Hello(
@@ -245,15 +247,18 @@ class Peer:
             chunk_bytes=self.config.gossip.chunk_bytes,
             scale_bytes=layout.scale_bytes,
             unconfirmed=tuple(self._unconfirmed.get(partner, ())) if partner else (),
+            late=late,
         )
 
     def _plain_hello(self, t: int) -> Hello:
         return self.hello(t, None, b"")
 
-    def new_exchange(self, t: int, partner: PeerId, roster: Roster, scales: bytes) -> Exchange:
+    def new_exchange(
+        self, t: int, partner: PeerId, roster: Roster, scales: bytes, *, late: bool
+    ) -> Exchange:
         """Return the fresh state machine of this round's edge with `partner`."""
         return Exchange(
-            hello=self.hello(t, partner, roster.digest),
+            hello=self.hello(t, partner, roster.digest, late=late),
             layout=self.layout(t),
             scales=scales,
             partner=partner,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -165,8 +166,11 @@ def _exchange(
         records=peer.membership.take_records,
     )
 
-    def edge(partner: PeerId, awaited: bool) -> Coroutine[Any, Any, EdgeOutcome]:
-        exchange = peer.new_exchange(t, partner, roster, offer.scales)
+    awaited = {p: peer.awaits(t, p, plan) for p in graph.neighbours(peer.id)}
+
+    def edge(partner: PeerId, let_go: Callable[[], None]) -> Coroutine[Any, Any, EdgeOutcome]:
+        late = not awaited[partner]
+        exchange = peer.new_exchange(t, partner, roster, offer.scales, late=late)
         if left_out := peer.left_out(partner, t):
             return decline_edge(
                 partner=partner,
@@ -179,13 +183,13 @@ def _exchange(
             contact=peer.dialling.contact(t, partner),
             exchange=exchange,
             work=work,
-            deadline_s=peer.edge_deadline_s(t, partner, roster, awaited=awaited),
+            deadline_s=peer.edge_deadline_s(t, partner, roster, awaited=not late),
+            let_go=let_go,
         )
 
-    awaited = {p: peer.awaits(t, p, plan) for p in graph.neighbours(peer.id)}
     return [
         peer.edges.start(
-            edge(partner, awaited[partner]),
+            partial(edge, partner),
             round=t,
             partner=partner,
             weight=graph.weight(peer.id, partner),
