@@ -161,19 +161,20 @@ async def decline_edge(
     partner: PeerId,
     dial: Callable[[], Awaitable[Stream]] | None,
     exchange: Exchange,
+    code: RefuseCode,
     reason: str,
 ) -> EdgeOutcome:
-    """Leave out a partner, and tell it so that it need not wait.
+    """Do without an edge, and tell the partner so that it need not wait.
 
     Args:
-        partner: whom.
+        partner: who it is with.
         dial: opens a stream to the partner; None where the partner dials, whose stream the inbox
             refuses.
         exchange: fresh state machine of this edge.
-        reason: why, in one sentence.
+        code, reason: why; the reason in one sentence.
     """
     words = _small_frames(exchange)
-    [ended] = exchange.refuse(RefuseCode.EXCLUDED, reason)
+    [ended] = exchange.refuse(code, reason)
     assert isinstance(ended, Finished)
     words += _small_frames(exchange)
     if dial is not None:
@@ -186,8 +187,8 @@ async def decline_edge(
         partner=partner,
         kind=ended.kind,
         reason=ended.reason,
-        code=RefuseCode.EXCLUDED,
-        excluded=True,
+        code=code,
+        excluded=code is RefuseCode.EXCLUDED,
     )
 
 

@@ -22,7 +22,7 @@ from gasloc_p2p.core.outer import OuterRule, OuterState
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
 
 MAX_LATE: Final = 4
-"""So many edges of earlier rounds may be under way beside those of a round; they hold memory."""
+"""With more edges of earlier rounds under way a round exchanges nothing; they hold memory."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -195,11 +195,15 @@ class Edges:
             await edge.through.wait()
         return self._take([edge for edge in edges if edge.awaited])
 
-    async def settle(self, *, at_most: int) -> None:
-        """Wait until no more than so many of those that nobody awaits are under way."""
-        late = self._late()
-        if surplus := late[: max(0, len(late) - at_most)]:
-            await asyncio.wait({edge.task for edge in surplus})
+    @property
+    def late(self) -> int:
+        """How many of those that nobody awaits have not ended."""
+        return sum(not edge.task.done() for edge in self._late())
+
+    async def settle(self) -> None:
+        """Wait until those that nobody awaits have ended."""
+        if late := self._late():
+            await asyncio.wait({edge.task for edge in late})
 
     def _late(self) -> list[UnderWay]:
         return [edge for _, edge in sorted(self._under_way.items()) if not edge.awaited]

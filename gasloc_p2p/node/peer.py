@@ -196,12 +196,10 @@ class Peer:
         """
         return partner not in plan.slow or self.settles(t) or self.rule.vectors > 1
 
-    def most_late(self, t: int, plan: StepPlan) -> int:
-        """How many edges of earlier rounds may be under way while round t exchanges."""
-        if self.settles(t):
-            return 0
+    def is_busy(self, plan: StepPlan) -> bool:
+        """Whether too many edges of earlier rounds are under way for further ones to be begun."""
         # On a slow link of its own they would only make each other slower.
-        return 0 if plan.has_slow_link else MAX_LATE
+        return self.edges.late > (0 if plan.has_slow_link else MAX_LATE)
 
     def standing(self) -> Standing:
         """Return where this peer is; if an outer step is to come, as if it mixed nothing."""

@@ -16,6 +16,7 @@ from gasloc_p2p.core.roster import Roster
 from gasloc_p2p.core.tempo import StepPlan
 from gasloc_p2p.core.topology import Graph, build_graph
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
+from gasloc_p2p.core.wire import RefuseCode
 from gasloc_p2p.node.edge import EdgeWork, decline_edge, run_edge
 from gasloc_p2p.node.events import RoundStarted
 from gasloc_p2p.node.late import OuterStepToCome, Standing, UnderWay
@@ -62,7 +63,8 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
 
     # Parameters travel both ways over each edge; a failed edge is a value.
     exchange_began_s = now_s()
-    await peer.edges.settle(at_most=peer.most_late(t, plan))
+    if peer.settles(t):
+        await peer.edges.settle()
     await take_in(peer, course, wait=True)
     theta_h, outgoing, finite = await peer.compute.run(lambda: _contribute(peer, rule, t))
     if not finite:
@@ -158,7 +160,16 @@ def _step_alone(peer: Peer, rule: OuterRule, theta_h: Tensor, outgoing: Tensor) 
 def _exchange(
     peer: Peer, t: int, graph: Graph, offer: Offer, roster: Roster, plan: StepPlan
 ) -> list[UnderWay]:
-    """Start the edges of round t, which run side by side, in peer order."""
+    """Start the edges of round t, which run side by side, in peer order.
+
+    While too many of earlier rounds are under way, this peer does without, and its partners learn
+    of it at once.
+    """
+    partners = graph.neighbours(peer.id)
+    is_busy = not peer.settles(t) and peer.is_busy(plan)
+    if is_busy:
+        for partner in partners:
+            peer.inbox.decline(t, partner)
     work = EdgeWork(
         offer=offer,
         compute=peer.compute,
@@ -166,17 +177,19 @@ def _exchange(
         records=peer.membership.take_records,
     )
 
-    awaited = {p: peer.awaits(t, p, plan) for p in graph.neighbours(peer.id)}
+    awaited = {p: not is_busy and peer.awaits(t, p, plan) for p in partners}
 
     def edge(partner: PeerId, let_go: Callable[[], None]) -> Coroutine[Any, Any, EdgeOutcome]:
         late = not awaited[partner]
         exchange = peer.new_exchange(t, partner, roster, offer.scales, late=late)
-        if left_out := peer.left_out(partner, t):
+        left_out = peer.left_out(partner, t)
+        if left_out or is_busy:
             return decline_edge(
                 partner=partner,
                 dial=peer.dialling.brief_dial(partner),
                 exchange=exchange,
-                reason=left_out,
+                code=RefuseCode.EXCLUDED if left_out else RefuseCode.NOT_PARTNER,
+                reason=left_out or "exchanges of earlier rounds are still under way",
             )
         return run_edge(
             partner=partner,
