@@ -44,11 +44,14 @@ class Company:
             swarm_round = membership.swarm_round()
             return swarm_round is None or swarm_round >= to
 
+        plan = peer.plan(t, (), membership.roster(t))
+        # Those who wait for its edges get them a round's steps after they have come to round t - 1.
+        begins = t if plan.has_slow_link and peer.may_be_late(t) else t - 1
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(membership.follow(t))
             if not peer.is_closing(t):
-                await train_ahead(peer, t, course, partial(have_come, t))
-            await membership.wait_until(partial(have_come, t - 1))
+                await train_ahead(peer, t, plan, course, partial(have_come, t))
+            await membership.wait_until(partial(have_come, begins))
             following.cancel()
         return course
 

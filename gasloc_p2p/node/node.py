@@ -224,8 +224,10 @@ class Node:
         among themselves; to follow those would leave the partners behind. It does follow once most
         others are out of its reach, as after the network was split.
         """
-        met = bool(report.edges) or report.under_way > 0
-        kept_up = met and all(edge.kind in MIXED_KINDS for edge in report.edges)
+        # That a late edge of the training rounds failed is no reason to skip a closing round.
+        ended = [edge for edge in report.edges if not (report.closing and edge.late)]
+        met = bool(ended) or report.under_way > 0
+        kept_up = met and all(edge.kind in MIXED_KINDS for edge in ended)
         swarm_round = self._membership.swarm_round()
         peer, stride = self._peer, self._membership.stride()
         last = peer.next_turn(self._round) - 1

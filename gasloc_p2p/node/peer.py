@@ -189,12 +189,16 @@ class Peer:
         return self.is_closing(t) or self.pace.phase(self.next_turn(t)) is RoundPhase.FINISHED
 
     def awaits(self, t: int, partner: PeerId, plan: StepPlan) -> bool:
-        """Whether the outer step of round t waits for the edge with `partner`.
+        """Whether the outer step of round t waits for the edge with `partner`."""
+        return partner not in plan.slow or not self.may_be_late(t)
+
+    def may_be_late(self, t: int) -> bool:
+        """Whether edges of round t may end in later ones.
 
         A rule that sends more than its parameters has no correction to make later, closing rounds
         are there to bring all peers to one model, and after the last one there is no later.
         """
-        return partner not in plan.slow or self.settles(t) or self.rule.vectors > 1
+        return self.rule.vectors == 1 and not self.settles(t)
 
     def is_busy(self, plan: StepPlan) -> bool:
         """Whether too many edges of earlier rounds are under way for further ones to be begun."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gasloc_p2p.core.codecs import Offer
+from gasloc_p2p.core.exchange import Exchange
 from gasloc_p2p.core.guard import distance
 from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.core.roster import Roster
@@ -108,16 +109,18 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
     )
 
 
-async def train_ahead(peer: Peer, t: int, course: Course, is_due: Callable[[], bool]) -> None:
+async def train_ahead(
+    peer: Peer, t: int, plan: StepPlan, course: Course, is_due: Callable[[], bool]
+) -> None:
     """Do inner steps of round t while the others are in rounds before it that this peer skips.
 
     Args:
         peer: whose turn round t is.
         t: the round.
+        plan: for that round.
         course: takes note of the steps.
         is_due: whether the others have come to round t.
     """
-    plan = peer.plan(t, (), peer.membership.roster(t))
     began_s = asyncio.get_running_loop().time()
     while len(course.losses) < plan.steps - plan.share and not is_due():
         await _step(peer, t, plan, course, len(course.losses) / plan.steps)
@@ -160,16 +163,13 @@ def _step_alone(peer: Peer, rule: OuterRule, theta_h: Tensor, outgoing: Tensor) 
 def _exchange(
     peer: Peer, t: int, graph: Graph, offer: Offer, roster: Roster, plan: StepPlan
 ) -> list[UnderWay]:
-    """Start the edges of round t, which run side by side, in peer order.
-
-    While too many of earlier rounds are under way, this peer does without, and its partners learn
-    of it at once.
-    """
+    """Start the edges of round t, which run side by side, in peer order."""
     partners = graph.neighbours(peer.id)
-    is_busy = not peer.settles(t) and peer.is_busy(plan)
-    if is_busy:
+    if peer.may_be_late(t) and peer.is_busy(plan):
         for partner in partners:
-            peer.inbox.decline(t, partner)
+            peer.edges.beside(_sit_out(peer, t, partner, roster))
+        return []
+    awaited = {partner: peer.awaits(t, partner, plan) for partner in partners}
     work = EdgeWork(
         offer=offer,
         compute=peer.compute,
@@ -177,19 +177,16 @@ def _exchange(
         records=peer.membership.take_records,
     )
 
-    awaited = {p: not is_busy and peer.awaits(t, p, plan) for p in partners}
-
     def edge(partner: PeerId, let_go: Callable[[], None]) -> Coroutine[Any, Any, EdgeOutcome]:
         late = not awaited[partner]
         exchange = peer.new_exchange(t, partner, roster, offer.scales, late=late)
-        left_out = peer.left_out(partner, t)
-        if left_out or is_busy:
+        if left_out := peer.left_out(partner, t):
             return decline_edge(
                 partner=partner,
                 dial=peer.dialling.brief_dial(partner),
                 exchange=exchange,
-                code=RefuseCode.EXCLUDED if left_out else RefuseCode.NOT_PARTNER,
-                reason=left_out or "exchanges of earlier rounds are still under way",
+                code=RefuseCode.EXCLUDED,
+                reason=left_out,
             )
         return run_edge(
             partner=partner,
@@ -208,5 +205,19 @@ def _exchange(
             weight=graph.weight(peer.id, partner),
             awaited=awaited[partner],
         )
-        for partner in awaited
+        for partner in partners
     ]
+
+
+async def _sit_out(peer: Peer, t: int, partner: PeerId, roster: Roster) -> None:
+    """Do without an edge of round t, and let the partner know at once."""
+    peer.inbox.decline(t, partner)
+    await decline_edge(
+        partner=partner,
+        dial=peer.dialling.brief_dial(partner),
+        exchange=Exchange(
+            hello=peer.hello(t, partner, roster.digest), partner=partner, dialer=peer.id < partner
+        ),
+        code=RefuseCode.NOT_PARTNER,
+        reason="exchanges of earlier rounds are still under way",
+    )
