@@ -116,6 +116,7 @@ def pace_of(config: Config, manifest: Manifest) -> Pace:
             rounds=config.run.rounds,
             closing_rounds=config.run.closing_rounds,
             exchange_budget_s=config.pace.exchange_budget_s,
+            overlap=config.gossip.overlap,
         )
     return StepsPace(
         rounds=config.run.rounds,

@@ -127,6 +127,7 @@ class Pace(Protocol):
         own_cycle_s: float,
         partner_cycle_s: float,
         transfer_s: float,
+        awaited: bool = True,
         floor_s: float,
         ceiling_s: float,
     ) -> float:
@@ -138,6 +139,7 @@ class Pace(Protocol):
             own_cycle_s: this peer's median seconds per round; 0 if unknown.
             partner_cycle_s: what the partner's record says; 0 if unknown.
             transfer_s: seconds that the exchange itself is expected to take; 0 if unknown.
+            awaited: whether the outer step waits for it.
             floor_s: least deadline where the pace does not set it.
             ceiling_s: greatest deadline where the pace does not set it.
         """
@@ -182,6 +184,7 @@ class StepsPace:
         own_cycle_s: float,
         partner_cycle_s: float,
         transfer_s: float,
+        awaited: bool = True,
         floor_s: float,
         ceiling_s: float,
     ) -> float:
@@ -204,6 +207,8 @@ class SecondsPace:
         rounds: training rounds.
         closing_rounds: rounds of pure mixing after them.
         exchange_budget_s: least time before the end of a round in which no step begins.
+        overlap: whether a round exchanges under the inner steps of the next one, so that the last
+            round alone needs such a time.
     """
 
     t0_s: float
@@ -211,6 +216,7 @@ class SecondsPace:
     rounds: int
     closing_rounds: int
     exchange_budget_s: float
+    overlap: bool = False
 
     def phase(self, round: int) -> RoundPhase:
         """Return what `round` is for."""
@@ -221,6 +227,8 @@ class SecondsPace:
         if self.phase(round) is not RoundPhase.TRAINING:
             return _NO_STEPS
         reserved_s = max(self.exchange_budget_s, TRANSFERS_RESERVED * plan.exchange_s)
+        if self.overlap and self.phase(round + 1) is RoundPhase.TRAINING:
+            reserved_s = 0.0
         return StepBudget(max_steps=None, until_s=self._ends_s(round) - reserved_s)
 
     def next_round(self, own_round: int, swarm_round: int | None, now_s: float) -> int:
@@ -239,11 +247,16 @@ class SecondsPace:
         own_cycle_s: float,
         partner_cycle_s: float,
         transfer_s: float,
+        awaited: bool = True,
         floor_s: float,
         ceiling_s: float,
     ) -> float:
-        """Return the seconds until the end of `round`, and at least `MIN_DEADLINE_S`."""
-        return max(MIN_DEADLINE_S, self._ends_s(round) - now_s)
+        """Return the seconds until the end of `round`, and at least `MIN_DEADLINE_S`.
+
+        An edge that nobody awaits has four transfers, up to `ceiling_s`, if that is longer.
+        """
+        least_s = MIN_DEADLINE_S if awaited else min(ceiling_s, TRANSFERS_PER_EDGE * transfer_s)
+        return max(MIN_DEADLINE_S, least_s, self._ends_s(round) - now_s)
 
     def _ends_s(self, round: int) -> float:
         return self.t0_s + (round + 1) * self.period_s

@@ -121,11 +121,6 @@ class Record(Work, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Stride(self.every, self.phase, self.since, self.every_before, self.phase_before)
 
     @property
-    def is_strided(self) -> bool:
-        """Whether the peer skips rounds as of the one in which it signed."""
-        return self.stride.every_at(self.signed_round) > 1
-
-    @property
     def is_goodbye(self) -> bool:
         """Whether the peer has cut its lease short because it leaves."""
         return self.lease_until - self.signed_round < LEASE_ROUNDS
@@ -150,6 +145,24 @@ class Record(Work, frozen=True, kw_only=True, forbid_unknown_fields=True):
         cycles = max(SILENCE_CYCLES, self.every, self.every_before)
         patience_s = SILENCE_S + cycles * self.cycle_s if self.cycle_s else FIRST_SILENCE_S
         return not -SILENCE_S <= age_s <= patience_s
+
+
+class Verdict(enum.StrEnum):
+    """What became of an observed record."""
+
+    ACCEPTED = "accepted"
+    STALE = "stale"
+    """Its seq is not above the one already known: an echo or a replay; nothing changed."""
+    FOREIGN_RUN = "foreign_run"
+    AHEAD = "ahead"
+    """Signed too far ahead of us: only counted in the estimate of the swarm's round."""
+    OWN_IDENTITY_ELSEWHERE = "own_identity_elsewhere"
+    """Our own peer id with a seq above all that we published: another process uses this identity.
+
+    Before the first `renew` it may also be the record of an earlier process of ours.
+    """
+    FULL = "full"
+    """`core/roster.py:MAX_PEERS` peers are known and this is not one of them."""
 
 
 class _SignedRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,16 @@ from typing import Final
 import msgspec
 from blake3 import blake3
 
-from gasloc_p2p.core.records import LEASE_ROUNDS, Reachability, Record, Sign, Work, sign_record
-from gasloc_p2p.core.stride import Stride
+from gasloc_p2p.core.records import (
+    LEASE_ROUNDS,
+    Reachability,
+    Record,
+    Sign,
+    Verdict,
+    Work,
+    sign_record,
+)
+from gasloc_p2p.core.stride import NEVER, Stride
 from gasloc_p2p.core.types import PeerId
 
 VIEW_LAG_ROUNDS: Final = 2
@@ -34,24 +41,6 @@ not to use their records would let their leases lapse here. It bounds what a lia
 
 MAX_PEERS: Final = 10_000
 DIGEST_BYTES: Final = 16
-
-
-class Verdict(enum.StrEnum):
-    """What became of an observed record."""
-
-    ACCEPTED = "accepted"
-    STALE = "stale"
-    """Its seq is not above the one already known: an echo or a replay; nothing changed."""
-    FOREIGN_RUN = "foreign_run"
-    AHEAD = "ahead"
-    """Signed too far ahead of us: only counted in the estimate of the swarm's round."""
-    OWN_IDENTITY_ELSEWHERE = "own_identity_elsewhere"
-    """Our own peer id with a seq above all that we published: another process uses this identity.
-
-    Before the first `renew` it may also be the record of an earlier process of ours.
-    """
-    FULL = "full"
-    """`MAX_PEERS` peers are known and this is not one of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +78,17 @@ class RosterBook:
 
     Sans-IO. Records come in through `observe`, already verified by `open_record`; `close_round`
     freezes what is known by the end of a round; `at` answers from the frozen views.
+
+    Args:
+        run_id: records of other runs are refused.
+        own: our peer id.
+        rounds: training rounds of the run; nobody skips a closing round after them.
     """
 
-    def __init__(self, run_id: str, own: PeerId) -> None:
+    def __init__(self, run_id: str, own: PeerId, *, rounds: int = NEVER) -> None:
         self._run_id = run_id
         self._own = own
+        self._rounds = rounds
         self._own_round = 0
         self._now_s: float | None = None
         self._published: _Kept | None = None
@@ -174,7 +169,7 @@ class RosterBook:
             reachability=reachability,
             expires_at=expires_at,
             **msgspec.structs.asdict(work),
-            **self._next_stride(begins, round, every)._asdict(),
+            **self._next_stride(begins, round, every).told(),
         )
         self._published = _Kept(record=record, signed=sign_record(record, sign))
         self._advance(round)
@@ -198,7 +193,10 @@ class RosterBook:
 
     def stride(self) -> Stride:
         """Return our own stride, as announced last."""
-        return Stride() if self._published is None else self._published.record.stride
+        return Stride() if self._published is None else self._stride_of(self._published.record)
+
+    def _stride_of(self, record: Record) -> Stride:
+        return record.stride._replace(until=self._rounds)
 
     def close_round(self, t: int) -> None:
         """Freeze the view that is known by the end of round `t`."""
@@ -211,7 +209,8 @@ class RosterBook:
     def at(self, t: int) -> Roster:
         """Return the roster of round `t` (docs/design.md, section 3)."""
         self._advance(t)
-        records = {p: record for p, record in self.live(t).items() if record.stride.takes_part(t)}
+        live = self.live(t)
+        records = {p: live[p] for p in live if self._stride_of(live[p]).takes_part(t)}
         return Roster(
             round=t,
             peers=tuple(records),
@@ -249,7 +248,7 @@ class RosterBook:
         who skip rounds follow the others, not each other: they count if there is nobody else.
         """
         others = self.others()
-        steady = [record for record in others if not record.is_strided]
+        steady = [r for r in others if self._stride_of(r).every_at(r.signed_round) == 1]
         rounds = [record.signed_round for record in steady or others]
         return statistics.median_low(rounds) if rounds else None
 

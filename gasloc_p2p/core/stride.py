@@ -7,6 +7,8 @@ from collections import deque
 from typing import Final, NamedTuple
 
 MAX_STRIDE: Final = 16
+NEVER: Final = 2**53
+"""A round that no run has."""
 CONSIDERED_ROUNDS: Final = 3
 """A stride changes after so many rounds in a row that ask for it."""
 TOLERANCE: Final = 1.2
@@ -22,6 +24,8 @@ class Stride(NamedTuple):
         phase: those rounds t with (t - phase) % every == 0.
         since: first round of which that holds.
         every_before, phase_before: what holds in the rounds before `since`.
+        until: first of the rounds in which all peers take part, whatever their strides; no peer
+            tells it, for the run says it.
     """
 
     every: int = 1
@@ -29,17 +33,24 @@ class Stride(NamedTuple):
     since: int = 0
     every_before: int = 1
     phase_before: int = 0
+    until: int = NEVER
+
+    def told(self) -> dict[str, int]:
+        """Return what a record holds of it, by field."""
+        told = self._asdict()
+        del told["until"]
+        return told
 
     def every_at(self, t: int) -> int:
         """Return how many rounds apart the peer takes part, as of round `t`."""
+        if t >= self.until:
+            return 1
         return self.every if t >= self.since else self.every_before
 
     def takes_part(self, t: int) -> bool:
         """Whether the peer takes part in round `t`, as far as its stride is concerned."""
-        every, phase = self.every, self.phase
-        if t < self.since:
-            every, phase = self.every_before, self.phase_before
-        return (t - phase) % every == 0
+        phase = self.phase if t >= self.since else self.phase_before
+        return (t - phase) % self.every_at(t) == 0
 
     def next_turn(self, t: int) -> int:
         """Return the first round from `t` on in which the peer takes part."""

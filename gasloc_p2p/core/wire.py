@@ -104,8 +104,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         protocol_min: oldest protocol that the sender speaks.
         protocol_max: newest protocol that the sender speaks.
         peer_id: the sender's claimed identity; the stream's must be the same.
-        run_digest: identity of the run.
-        schema_digest: names, shapes and order of the parameters.
+        run_digest, schema_digest: of the run; of names, shapes and order of the parameters.
         round: round that this exchange belongs to.
         roster_digest: the sender's roster of that round.
         codec: name of the codec.
@@ -115,6 +114,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         unconfirmed: earlier rounds that the sender mixed with this partner without its Applied.
         received: frames behind the partner's first Hello that the sender has dealt with; not 0
             only on a fresh stream in the place of a broken one.
+        late: the sender's round goes on without this edge, and so must the receiver's.
     """
 
     frame_type: ClassVar[FrameType] = FrameType.HELLO
@@ -132,6 +132,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     scale_bytes: _Count
     unconfirmed: Annotated[tuple[_Count, ...], Meta(max_length=MAX_UNCONFIRMED)] = ()
     received: _Count = 0
+    late: bool = False
 
 
 class Records(

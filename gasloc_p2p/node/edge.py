@@ -77,6 +77,7 @@ async def run_edge(
     exchange: Exchange,
     work: EdgeWork,
     deadline_s: float,
+    let_go: Callable[[], None] = lambda: None,
 ) -> EdgeOutcome:
     """Carry one exchange to its end and say how it ended.
 
@@ -89,10 +90,11 @@ async def run_edge(
         exchange: fresh state machine of this edge.
         work: what the exchange needs of the node.
         deadline_s: seconds after which the edge is given up.
+        let_go: called when the partner says that its round goes on without this edge.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    pump = _Pump(exchange, work)
+    pump = _Pump(exchange, work, let_go)
     try:
         async with asyncio.timeout(deadline_s):
             await pump.run(contact)
@@ -159,19 +161,20 @@ async def decline_edge(
     partner: PeerId,
     dial: Callable[[], Awaitable[Stream]] | None,
     exchange: Exchange,
+    code: RefuseCode,
     reason: str,
 ) -> EdgeOutcome:
-    """Leave out a partner, and tell it so that it need not wait.
+    """Do without an edge, and tell the partner so that it need not wait.
 
     Args:
-        partner: whom.
+        partner: who it is with.
         dial: opens a stream to the partner; None where the partner dials, whose stream the inbox
             refuses.
         exchange: fresh state machine of this edge.
-        reason: why, in one sentence.
+        code, reason: why; the reason in one sentence.
     """
     words = _small_frames(exchange)
-    [ended] = exchange.refuse(RefuseCode.EXCLUDED, reason)
+    [ended] = exchange.refuse(code, reason)
     assert isinstance(ended, Finished)
     words += _small_frames(exchange)
     if dial is not None:
@@ -184,8 +187,8 @@ async def decline_edge(
         partner=partner,
         kind=ended.kind,
         reason=ended.reason,
-        code=RefuseCode.EXCLUDED,
-        excluded=True,
+        code=code,
+        excluded=code is RefuseCode.EXCLUDED,
     )
 
 
@@ -213,7 +216,7 @@ class _Pump:
     encoded or taken, the one before is on its way and the next one arrives.
     """
 
-    def __init__(self, exchange: Exchange, work: EdgeWork) -> None:
+    def __init__(self, exchange: Exchange, work: EdgeWork, let_go: Callable[[], None]) -> None:
         self.stream: Stream | None = None
         self.ended: Finished | None = None
         self.met_s: float | None = None
@@ -224,6 +227,7 @@ class _Pump:
         self.resumed = 0
         self._exchange = exchange
         self._work = work
+        self._let_go = let_go
         self._met = asyncio.Event()
         self._wake = asyncio.Event()
 
@@ -317,6 +321,8 @@ class _Pump:
                 case PartnerHello(hello=hello):
                     self.met_s = self.met_s or asyncio.get_running_loop().time()
                     self.partner = hello
+                    if hello.late:
+                        self._let_go()
                 case PartnerRecords(records=records):
                     self._work.records(records)
                 case PartnerScales(scales=scales):

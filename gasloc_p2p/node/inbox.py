@@ -178,6 +178,13 @@ class Inbox:
         else:
             place.cancel()
 
+    def decline(self, round: int, partner: PeerId) -> None:
+        """Refuse the stream of a partner, here or still to come, with which there is no edge."""
+        self._under_way.discard((round, partner))
+        place = self._held.get((round, partner))
+        if place is not None:
+            self._drop(round, partner, place)
+
     async def claim(self, round: int, partner: PeerId) -> Contact:
         """Wait until `partner` has opened its stream for `round`.
 

@@ -4,13 +4,15 @@ A round waits for its edges before its outer step, except for those over links s
 should wait for them. What these bring is a correction: alpha W_ij (Q(x_j) - Q(x_i)) is added to
 the parameters between two inner steps, once it is there, past the momentum. Both ends add the same
 with opposite signs, so the mean of the swarm stays, whenever they do it (docs/design.md section 2).
+If one end mixed in its outer step what the other one adds late, the mean would move; so each says
+in its Hello when it does not wait, and the other one goes on as well.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,10 +22,10 @@ from gasloc_p2p.core.outer import OuterRule, OuterState
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
 
 MAX_LATE: Final = 4
-"""So many edges of earlier rounds may be under way beside those of a round; they hold memory."""
+"""With more edges of earlier rounds under way a round exchanges nothing; they hold memory."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False)
 class UnderWay:
     """An edge that has been started.
 
@@ -34,6 +36,8 @@ class UnderWay:
         awaited: whether the outer step of its round waits for it.
         began_s: when it was started, on the event loop's clock.
         task: returns how it ended.
+        through: set once no outer step has to wait for it any longer.
+        let_go_s: when the partner said that it does not wait; None if it has not.
     """
 
     round: int
@@ -42,6 +46,14 @@ class UnderWay:
     awaited: bool
     began_s: float
     task: asyncio.Task[EdgeOutcome]
+    through: asyncio.Event = field(default_factory=asyncio.Event)
+    let_go_s: float | None = None
+
+    def let_go(self) -> None:
+        """Do not wait for it, since the partner does not either."""
+        if self.awaited:
+            self.awaited, self.let_go_s = False, asyncio.get_running_loop().time()
+        self.through.set()
 
     @property
     def outcome(self) -> EdgeOutcome:
@@ -56,7 +68,10 @@ class UnderWay:
 
     def waited_s(self, since_s: float) -> float:
         """Return the seconds from `since_s` on in which the partner had not answered yet."""
-        return max(0.0, self.began_s + self.outcome.wait_s - since_s)
+        answered_s = self.let_go_s
+        if answered_s is None:
+            answered_s = self.began_s + self.outcome.wait_s
+        return max(0.0, answered_s - since_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -98,7 +113,7 @@ class OuterStepToCome:
     @property
     def is_due(self) -> bool:
         """Whether there is nothing left to wait for."""
-        return self.refreshing.done() and all(edge.task.done() for edge in self.edges)
+        return self.refreshing.done() and all(edge.through.is_set() for edge in self.edges)
 
 
 class Edges:
@@ -127,22 +142,32 @@ class Edges:
 
     def start(
         self,
-        edge: Coroutine[Any, Any, EdgeOutcome],
+        edge: Callable[[Callable[[], None]], Coroutine[Any, Any, EdgeOutcome]],
         *,
         round: int,
         partner: PeerId,
         weight: float,
         awaited: bool,
     ) -> UnderWay:
-        """Let an edge run; see `UnderWay`."""
+        """Let an edge run; see `UnderWay`.
+
+        Args:
+            edge: makes it, from what it calls when the partner says that it does not wait.
+            round, partner, weight, awaited: see `UnderWay`.
+        """
+
+        def let_go() -> None:
+            under_way.let_go()
+
         under_way = UnderWay(
             round=round,
             partner=partner,
             weight=weight,
             awaited=awaited,
             began_s=asyncio.get_running_loop().time(),
-            task=self._tasks.create_task(edge),
+            task=self._tasks.create_task(edge(let_go)),
         )
+        under_way.task.add_done_callback(lambda _: under_way.through.set())
         self._under_way[round, partner] = under_way
         return under_way
 
@@ -162,14 +187,23 @@ class Edges:
         return self._take([edge for edge in self._late() if edge.task.done()])
 
     async def take(self, edges: Sequence[UnderWay]) -> list[UnderWay]:
-        """Wait until these edges have ended, and forget them; if that is cancelled, they go on."""
-        await _ended(edges)
-        return self._take(edges)
+        """Wait until no more of these edges is awaited; return those that ended, and forget them.
 
-    async def settle(self, *, at_most: int) -> None:
-        """Wait until no more than so many of those that nobody awaits are under way."""
-        late = self._late()
-        await _ended(late[: max(0, len(late) - at_most)])
+        If that is cancelled, they go on.
+        """
+        for edge in edges:
+            await edge.through.wait()
+        return self._take([edge for edge in edges if edge.awaited])
+
+    @property
+    def late(self) -> int:
+        """How many of those that nobody awaits have not ended."""
+        return sum(not edge.task.done() for edge in self._late())
+
+    async def settle(self) -> None:
+        """Wait until those that nobody awaits have ended."""
+        if late := self._late():
+            await asyncio.wait({edge.task for edge in late})
 
     def _late(self) -> list[UnderWay]:
         return [edge for _, edge in sorted(self._under_way.items()) if not edge.awaited]
@@ -184,8 +218,3 @@ class Edges:
         for task in (*self._beside, *(edge.task for edge in self._under_way.values())):
             task.cancel()
         self._under_way.clear()
-
-
-async def _ended(edges: Sequence[UnderWay]) -> None:
-    if edges:
-        await asyncio.wait({edge.task for edge in edges})

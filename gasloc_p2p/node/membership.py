@@ -12,6 +12,7 @@ from gasloc_p2p.core.records import (
     Reachability,
     Record,
     RecordError,
+    Verdict,
     Verify,
     Work,
     open_record,
@@ -21,7 +22,6 @@ from gasloc_p2p.core.roster import (
     VIEW_LAG_ROUNDS,
     Roster,
     RosterBook,
-    Verdict,
 )
 from gasloc_p2p.core.skew import SkewWatch
 from gasloc_p2p.core.stride import Stride
@@ -65,12 +65,20 @@ class Membership:
         network: where records are published and found.
         clock: wall time, for expirations.
         run_id: records of other runs are ignored.
+        rounds: training rounds of the run.
         verify: checks a signature against the peer id that made it.
         observe: told of clocks that disagree.
     """
 
     def __init__(
-        self, *, network: Network, clock: Clock, run_id: str, verify: Verify, observe: Observer
+        self,
+        *,
+        network: Network,
+        clock: Clock,
+        run_id: str,
+        rounds: int,
+        verify: Verify,
+        observe: Observer,
     ) -> None:
         self._network = network
         self._clock = clock
@@ -84,7 +92,7 @@ class Membership:
         self._round = 0
         self._announced = False
         self._left_behind: Record | None = None
-        self.book = RosterBook(run_id=run_id, own=network.peer_id)
+        self.book = RosterBook(run_id, network.peer_id, rounds=rounds)
 
     async def announce(self, round: int, *, first_round: int) -> None:
         """Declare that this peer takes part from `first_round` on."""

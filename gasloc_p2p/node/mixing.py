@@ -56,7 +56,7 @@ async def take_in(peer: Peer, course: Course, *, wait: bool) -> None:
             edges = await peer.edges.take(to_come.edges)
             await asyncio.wait({to_come.refreshing})
             watching.cancel()
-        course.wait_s += max((edge.waited_s(began_s) for edge in edges), default=0.0)
+        course.wait_s += max((edge.waited_s(began_s) for edge in to_come.edges), default=0.0)
         _note(peer, course, edges)
         if not await _outer_step(peer, to_come, edges):
             course.reverted = True

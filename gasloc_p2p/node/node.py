@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +19,7 @@ from gasloc_p2p.core.transfer import STATE_PROTOCOL, StateRequest
 from gasloc_p2p.core.types import MIXED_KINDS
 from gasloc_p2p.node.arrival import Arrival
 from gasloc_p2p.node.checkpoint import Checkpoint, CheckpointStore
+from gasloc_p2p.node.company import Company
 from gasloc_p2p.node.dialling import EXCHANGE_PROTOCOL
 from gasloc_p2p.node.donor import Donor
 from gasloc_p2p.node.events import (
@@ -36,7 +36,7 @@ from gasloc_p2p.node.mixing import Course
 from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.report import RoundReport, peer_report
 from gasloc_p2p.node.result import NodeResult
-from gasloc_p2p.node.round import run_round, train_ahead
+from gasloc_p2p.node.round import run_round
 from gasloc_p2p.node.saver import Saver
 from gasloc_p2p.node.state import State
 from gasloc_p2p.train.model import PRESETS
@@ -48,10 +48,6 @@ LAST_CHECKPOINT_DEADLINE_S = 5.0
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PERIOD_S = 600.0
 RENEWAL_GRACE_S = 1.0
-STAND_BY_ROUNDS = 2 * AHEAD_ROUNDS
-"""A peer so far ahead of most others waits for them, or they would never meet again."""
-STAND_BY_RENEWAL_S = 5.0
-SLOWER_POLL_S = 0.25
 
 
 class Node:
@@ -92,6 +88,7 @@ class Node:
             network=network,
             clock=clock,
             run_id=config.run.id,
+            rounds=config.run.rounds,
             verify=verify,
             observe=observe,
         )
@@ -107,6 +104,7 @@ class Node:
             observe=observe,
             rule=rule,
         )
+        self._company = Company(peer=self._peer, profile=self._profile)
         self._request = StateRequest(
             run_digest=manifest.digest, schema_digest=learner.schema_digest
         )
@@ -149,7 +147,8 @@ class Node:
                 await self._saver.finish(self._latest, deadline_s=LAST_CHECKPOINT_DEADLINE_S)
             for task in saving:
                 task.cancel()
-        theta, val_loss = self._trained or (peer.theta, None)
+        standing = peer.standing()
+        theta, val_loss = self._trained or (standing.theta, None)
         report = peer_report(
             peer_id=peer.id,
             rounds=self._reports,
@@ -160,7 +159,7 @@ class Node:
         return NodeResult(
             report=report,
             theta=theta,
-            closing_theta=peer.theta,
+            closing_theta=standing.theta,
             finished=finished,
             begun=self._begun,
         )
@@ -170,9 +169,9 @@ class Node:
         await self._begin()
         loop = asyncio.get_running_loop()
         while peer.pace.phase(self._round) is not RoundPhase.FINISHED:
-            course = await self._come_to_turn()
-            await self._stand_by()
-            await self._wait_for_slower()
+            course = await self._company.come_to_turn(self._round)
+            await self._company.stand_by(self._round)
+            await self._company.wait_for_slower(self._round)
             await self._wait_for_round()
             began_s = loop.time()
             report = await self._round_while_announced(course)
@@ -184,7 +183,7 @@ class Node:
             self._observe(RoundFinished(report=report))
             if slept:
                 following = await self._arrival.catch_up(following)
-            if following > self._next_turn():
+            if following > self._peer.next_turn(self._round):
                 self._observe(Jumped(from_round=self._round, to_round=following))
             self._round = following
             await self._remember()
@@ -225,10 +224,13 @@ class Node:
         among themselves; to follow those would leave the partners behind. It does follow once most
         others are out of its reach, as after the network was split.
         """
-        met = bool(report.edges) or report.under_way > 0
-        kept_up = met and all(edge.kind in MIXED_KINDS for edge in report.edges)
+        # That a late edge of the training rounds failed is no reason to skip a closing round.
+        ended = [edge for edge in report.edges if not (report.closing and edge.late)]
+        met = bool(ended) or report.under_way > 0
+        kept_up = met and all(edge.kind in MIXED_KINDS for edge in ended)
         swarm_round = self._membership.swarm_round()
-        peer, stride, last = self._peer, self._membership.stride(), self._next_turn() - 1
+        peer, stride = self._peer, self._membership.stride()
+        last = peer.next_turn(self._round) - 1
         if kept_up and swarm_round is not None and swarm_round <= last + AHEAD_ROUNDS:
             swarm_round = None
         following = stride.next_turn(
@@ -236,10 +238,6 @@ class Node:
         )
         mixed = report.under_way > 0 or any(edge.kind in MIXED_KINDS for edge in report.edges)
         return following, not mixed and following > last + LEASE_ROUNDS
-
-    def _next_turn(self) -> int:
-        """Return the round after this one in which this peer takes part by itself."""
-        return self._membership.stride().next_turn(self._round + 1)
 
     def _profile(self) -> Profile:
         """Return what the others are told of this peer."""
@@ -258,76 +256,6 @@ class Node:
             every=peer.wanted_stride,
         )
 
-    async def _stand_by(self) -> None:
-        """Wait for the others when they are so far behind that they could not be met."""
-        swarm_round = self._membership.swarm_round()
-        if swarm_round is None or self._round <= swarm_round + STAND_BY_ROUNDS:
-            return
-        self._observe(
-            Waiting(
-                reason=f"most others are in round {swarm_round}, this peer is in {self._round} "
-                "and lets them catch up"
-            )
-        )
-
-        def met() -> bool:
-            swarm_round = self._membership.swarm_round()
-            return swarm_round is None or self._round <= swarm_round + AHEAD_ROUNDS
-
-        while not met():
-            await self._membership.renew(self._round, self._profile())
-            try:
-                async with asyncio.timeout(STAND_BY_RENEWAL_S):
-                    await self._membership.wait_until(met)
-            except TimeoutError:
-                continue
-
-    async def _come_to_turn(self) -> Course:
-        """Train until the others come to this peer's turn, if it skips rounds.
-
-        Sooner, nobody would be there, and it would not know who takes part.
-        """
-        peer, membership, t, course = self._peer, self._membership, self._round, Course()
-        if membership.stride().takes_part(t - 1):
-            return course
-
-        def have_come(to: int) -> bool:
-            swarm_round = membership.swarm_round()
-            return swarm_round is None or swarm_round >= to
-
-        async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(membership.follow(t))
-            if not peer.is_closing(t):
-                await train_ahead(peer, t, course, partial(have_come, t))
-            await membership.wait_until(partial(have_come, t - 1))
-            following.cancel()
-        return course
-
-    async def _wait_for_slower(self) -> None:
-        """Give peers whose leases this one has outrun the time that an edge with them would get.
-
-        Peers that meet each other repeatedly run ahead of the others. Without those they would
-        draw another graph than the others do with them, and edges on both sides would fail.
-        """
-        peer, membership = self._peer, self._membership
-        slower = membership.lapsing(self._round)
-        if not slower or self._config.pace.mode != "steps":
-            return
-        roster = membership.roster(self._round - 1)
-        patience_s = max(peer.edge_deadline_s(self._round, p, roster) for p in slower)
-        try:
-            async with asyncio.timeout(patience_s):
-                await membership.refresh()
-                while slower := membership.lapsing(self._round):
-                    if not any([await peer.dialling.can_dial(partner) for partner in slower]):
-                        return
-                    # As of the round before, or they would take themselves for left behind.
-                    await membership.renew(self._round - 1, self._profile())
-                    await asyncio.sleep(SLOWER_POLL_S)
-                    await membership.refresh()
-        except TimeoutError:
-            return
-
     async def _round_while_announced(self, course: Course) -> RoundReport:
         """Run a round while the lease is renewed; a sick record store holds it up only briefly."""
         membership, profile = self._membership, self._profile()
@@ -338,8 +266,10 @@ class Node:
                 tasks.create_task(membership.stay_stored(self._round, profile)),
                 tasks.create_task(self._keep_manifest()),
             ]
-            if self._next_turn() > self._round + 1:
-                beside.append(tasks.create_task(membership.follow(self._next_turn())))
+            if self._peer.next_turn(self._round) > self._round + 1:
+                beside.append(
+                    tasks.create_task(membership.follow(self._peer.next_turn(self._round)))
+                )
             report = await run_round(self._peer, self._round, course)
             # A round may be shorter than a store takes, and a lease never renewed lapses.
             await asyncio.wait({renewing}, timeout=RENEWAL_GRACE_S)
@@ -365,7 +295,7 @@ class Node:
         self._val_loss = val_loss
         self._observe(Validated(round=t, val_loss=val_loss))
         if last:
-            self._trained = (peer.theta, val_loss)
+            self._trained = (peer.standing().theta, val_loss)
 
     async def _keep_manifest(self) -> None:
         """Store the manifest again before it expires; every peer of the run does."""

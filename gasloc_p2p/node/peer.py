@@ -158,8 +158,10 @@ class Peer:
         """Learning rate at `position`, the round plus the fraction of it that is done."""
         return inner_lr(self.config, position)
 
-    def edge_deadline_s(self, t: int, partner: PeerId, roster: Roster) -> float:
-        """Seconds that an edge with `partner` may take."""
+    def edge_deadline_s(
+        self, t: int, partner: PeerId, roster: Roster, *, awaited: bool = True
+    ) -> float:
+        """Seconds that an edge with `partner` may take, and whether the round waits for it."""
         pace = self.config.pace
         record = roster.records.get(partner)
         return self.pace.edge_deadline_s(
@@ -170,28 +172,39 @@ class Peer:
             transfer_s=self.tempo.rates.expected_edge_s(
                 partner, record.transfer_s if record is not None else 0.0
             ),
+            awaited=awaited,
             floor_s=pace.edge_floor_s,
             ceiling_s=pace.edge_ceiling_s,
         )
 
     def overlaps(self, t: int) -> bool:
-        """Whether round t exchanges under the inner steps of the next one."""
-        return self.config.gossip.overlap and not self.is_closing(t + 1)
+        """Whether round t exchanges under the inner steps of this peer's next one."""
+        return self.config.gossip.overlap and not self.is_closing(self.next_turn(t))
+
+    def next_turn(self, t: int) -> int:
+        """Return the round after t in which this peer takes part by itself."""
+        return self.membership.stride().next_turn(t + 1)
+
+    def settles(self, t: int) -> bool:
+        """Whether round t waits for everything: it closes the run, or is the last one."""
+        return self.is_closing(t) or self.pace.phase(self.next_turn(t)) is RoundPhase.FINISHED
 
     def awaits(self, t: int, partner: PeerId, plan: StepPlan) -> bool:
-        """Whether the outer step of round t waits for the edge with `partner`.
+        """Whether the outer step of round t waits for the edge with `partner`."""
+        return partner not in plan.slow or not self.may_be_late(t)
 
-        A rule that sends more than its parameters has no correction to make later, and closing
-        rounds are there to bring all peers to one model.
+    def may_be_late(self, t: int) -> bool:
+        """Whether edges of round t may end in later ones.
+
+        A rule that sends more than its parameters has no correction to make later, closing rounds
+        are there to bring all peers to one model, and after the last one there is no later.
         """
-        return partner not in plan.slow or self.is_closing(t) or self.rule.vectors > 1
+        return self.rule.vectors == 1 and not self.settles(t)
 
-    def most_late(self, t: int, plan: StepPlan) -> int:
-        """How many edges of earlier rounds may be under way while round t exchanges."""
-        if self.is_closing(t):
-            return 0
+    def is_busy(self, plan: StepPlan) -> bool:
+        """Whether too many edges of earlier rounds are under way for further ones to be begun."""
         # On a slow link of its own they would only make each other slower.
-        return 0 if plan.has_slow_link else MAX_LATE
+        return self.edges.late > (0 if plan.has_slow_link else MAX_LATE)
 
     def standing(self) -> Standing:
         """Return where this peer is; if an outer step is to come, as if it mixed nothing."""
@@ -219,7 +232,9 @@ class Peer:
             chunk_bytes=self.config.gossip.chunk_bytes,
         )
 
-    def hello(self, t: int, partner: PeerId | None, roster_digest: bytes) -> Hello:
+    def hello(
+        self, t: int, partner: PeerId | None, roster_digest: bytes, *, late: bool = False
+    ) -> Hello:
         """What this peer says first on an edge of round t."""
         layout = self.layout(t)
         return Hello(
@@ -235,15 +250,18 @@ class Peer:
             chunk_bytes=self.config.gossip.chunk_bytes,
             scale_bytes=layout.scale_bytes,
             unconfirmed=tuple(self._unconfirmed.get(partner, ())) if partner else (),
+            late=late,
         )
 
     def _plain_hello(self, t: int) -> Hello:
         return self.hello(t, None, b"")
 
-    def new_exchange(self, t: int, partner: PeerId, roster: Roster, scales: bytes) -> Exchange:
+    def new_exchange(
+        self, t: int, partner: PeerId, roster: Roster, scales: bytes, *, late: bool
+    ) -> Exchange:
         """Return the fresh state machine of this round's edge with `partner`."""
         return Exchange(
-            hello=self.hello(t, partner, roster.digest),
+            hello=self.hello(t, partner, roster.digest, late=late),
             layout=self.layout(t),
             scales=scales,
             partner=partner,

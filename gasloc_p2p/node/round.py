@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from gasloc_p2p.core.codecs import Offer
+from gasloc_p2p.core.exchange import Exchange
 from gasloc_p2p.core.guard import distance
 from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.core.roster import Roster
 from gasloc_p2p.core.tempo import StepPlan
 from gasloc_p2p.core.topology import Graph, build_graph
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
+from gasloc_p2p.core.wire import RefuseCode
 from gasloc_p2p.node.edge import EdgeWork, decline_edge, run_edge
 from gasloc_p2p.node.events import RoundStarted
 from gasloc_p2p.node.late import OuterStepToCome, Standing, UnderWay
@@ -61,7 +64,8 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
 
     # Parameters travel both ways over each edge; a failed edge is a value.
     exchange_began_s = now_s()
-    await peer.edges.settle(at_most=peer.most_late(t, plan))
+    if peer.settles(t):
+        await peer.edges.settle()
     await take_in(peer, course, wait=True)
     theta_h, outgoing, finite = await peer.compute.run(lambda: _contribute(peer, rule, t))
     if not finite:
@@ -105,16 +109,18 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
     )
 
 
-async def train_ahead(peer: Peer, t: int, course: Course, is_due: Callable[[], bool]) -> None:
+async def train_ahead(
+    peer: Peer, t: int, plan: StepPlan, course: Course, is_due: Callable[[], bool]
+) -> None:
     """Do inner steps of round t while the others are in rounds before it that this peer skips.
 
     Args:
         peer: whose turn round t is.
         t: the round.
+        plan: for that round.
         course: takes note of the steps.
         is_due: whether the others have come to round t.
     """
-    plan = peer.plan(t, (), peer.membership.roster(t))
     began_s = asyncio.get_running_loop().time()
     while len(course.losses) < plan.steps - plan.share and not is_due():
         await _step(peer, t, plan, course, len(course.losses) / plan.steps)
@@ -158,6 +164,12 @@ def _exchange(
     peer: Peer, t: int, graph: Graph, offer: Offer, roster: Roster, plan: StepPlan
 ) -> list[UnderWay]:
     """Start the edges of round t, which run side by side, in peer order."""
+    partners = graph.neighbours(peer.id)
+    if peer.may_be_late(t) and peer.is_busy(plan):
+        for partner in partners:
+            peer.edges.beside(_sit_out(peer, t, partner, roster))
+        return []
+    awaited = {partner: peer.awaits(t, partner, plan) for partner in partners}
     work = EdgeWork(
         offer=offer,
         compute=peer.compute,
@@ -165,13 +177,15 @@ def _exchange(
         records=peer.membership.take_records,
     )
 
-    def edge(partner: PeerId) -> Coroutine[Any, Any, EdgeOutcome]:
-        exchange = peer.new_exchange(t, partner, roster, offer.scales)
+    def edge(partner: PeerId, let_go: Callable[[], None]) -> Coroutine[Any, Any, EdgeOutcome]:
+        late = not awaited[partner]
+        exchange = peer.new_exchange(t, partner, roster, offer.scales, late=late)
         if left_out := peer.left_out(partner, t):
             return decline_edge(
                 partner=partner,
                 dial=peer.dialling.brief_dial(partner),
                 exchange=exchange,
+                code=RefuseCode.EXCLUDED,
                 reason=left_out,
             )
         return run_edge(
@@ -179,16 +193,31 @@ def _exchange(
             contact=peer.dialling.contact(t, partner),
             exchange=exchange,
             work=work,
-            deadline_s=peer.edge_deadline_s(t, partner, roster),
+            deadline_s=peer.edge_deadline_s(t, partner, roster, awaited=not late),
+            let_go=let_go,
         )
 
     return [
         peer.edges.start(
-            edge(partner),
+            partial(edge, partner),
             round=t,
             partner=partner,
             weight=graph.weight(peer.id, partner),
-            awaited=peer.awaits(t, partner, plan),
+            awaited=awaited[partner],
         )
-        for partner in graph.neighbours(peer.id)
+        for partner in partners
     ]
+
+
+async def _sit_out(peer: Peer, t: int, partner: PeerId, roster: Roster) -> None:
+    """Do without an edge of round t, and let the partner know at once."""
+    peer.inbox.decline(t, partner)
+    await decline_edge(
+        partner=partner,
+        dial=peer.dialling.brief_dial(partner),
+        exchange=Exchange(
+            hello=peer.hello(t, partner, roster.digest), partner=partner, dialer=peer.id < partner
+        ),
+        code=RefuseCode.NOT_PARTNER,
+        reason="exchanges of earlier rounds are still under way",
+    )

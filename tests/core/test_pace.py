@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -25,9 +26,7 @@ timeless = settings(deadline=None)
 
 T0 = 1.7e9
 STEPS: Pace = StepsPace(rounds=10, closing_rounds=5)
-SECONDS: Pace = SecondsPace(
-    t0_s=T0, period_s=60.0, rounds=10, closing_rounds=5, exchange_budget_s=10.0
-)
+SECONDS = SecondsPace(t0_s=T0, period_s=60.0, rounds=10, closing_rounds=5, exchange_budget_s=10.0)
 
 
 def lr(position: float, warmup_rounds: float = 2.0, rounds: int = 10) -> float:
@@ -46,7 +45,13 @@ def plan(exchange_s: float) -> StepPlan:
 
 
 def deadline_s(
-    pace: Pace, *, now_s: float = T0, own: float = 0.0, partner: float = 0.0, transfer: float = 0.0
+    pace: Pace,
+    *,
+    now_s: float = T0,
+    own: float = 0.0,
+    partner: float = 0.0,
+    transfer: float = 0.0,
+    awaited: bool = True,
 ) -> float:
     return pace.edge_deadline_s(
         0,
@@ -54,6 +59,7 @@ def deadline_s(
         own_cycle_s=own,
         partner_cycle_s=partner,
         transfer_s=transfer,
+        awaited=awaited,
         floor_s=5.0,
         ceiling_s=120.0,
     )
@@ -177,6 +183,24 @@ def test_an_unknown_cycle_is_given_all_the_time() -> None:
 def test_seconds_wait_until_the_end_of_the_round() -> None:
     assert deadline_s(SECONDS, now_s=T0 + 50, own=100.0) == 10.0
     assert deadline_s(SECONDS, now_s=T0 + 61) == MIN_DEADLINE_S > 0
+
+
+def test_an_edge_that_nobody_awaits_may_outlast_its_round() -> None:
+    for transfer_s, most_s in ((2.0, 10.0), (7.0, 28.0), (1e300, 120.0)):
+        assert deadline_s(SECONDS, now_s=T0 + 50, transfer=transfer_s, awaited=False) == most_s
+        assert deadline_s(SECONDS, now_s=T0 + 50, transfer=transfer_s) == 10.0
+    assert deadline_s(STEPS, own=1.0, transfer=20.0, awaited=False) == 84.0
+
+
+def test_with_overlap_only_the_last_round_keeps_time_for_its_exchange() -> None:
+    overlapping = dataclasses.replace(SECONDS, overlap=True)
+    for t in (0, overlapping.rounds - 2):
+        ends_s = T0 + (t + 1) * 60
+        assert overlapping.budget(t, T0, plan(exchange_s=9.0)).until_s == ends_s
+        assert SECONDS.budget(t, T0, plan(exchange_s=9.0)).until_s == ends_s - 18
+    last = overlapping.rounds - 1
+    for pace in (overlapping, SECONDS):
+        assert pace.budget(last, T0, plan(exchange_s=9.0)).until_s == T0 + (last + 1) * 60 - 18
 
 
 def test_lr_warms_up_and_falls_to_its_minimum() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gasloc_p2p.core import records, roster
-from gasloc_p2p.core.records import LEASE_ROUNDS, Reachability, Record, RecordError, Work
-from gasloc_p2p.core.roster import GOODBYE_ROUNDS, JOIN_ROUNDS, MAX_PEERS, RosterBook, Verdict
+from gasloc_p2p.core.records import LEASE_ROUNDS, Reachability, Record, RecordError, Verdict, Work
+from gasloc_p2p.core.roster import GOODBYE_ROUNDS, JOIN_ROUNDS, MAX_PEERS, RosterBook
 from gasloc_p2p.core.types import PeerId
 
 timeless = settings(deadline=None)

@@ -35,6 +35,17 @@ def test_a_change_begins_with_a_turn_of_both_strides() -> None:
     assert [again.next_turn(t) for t in (14, 18, 19)] == [18, 18, 19]
 
 
+def test_a_stride_may_end_in_a_round_that_no_record_tells() -> None:
+    for since in (4, 20):
+        stride = Stride(3, 1, since, 2, 0, until=12)
+        before = [0, 2] if since == 4 else [0, 2, 4, 6, 8, 10]
+        after = [4, 7, 10] if since == 4 else []
+        assert turns(stride, range(15)) == [*before, *after, 12, 13, 14]
+        assert [stride.every_at(t) for t in (11, 12)] == [3 if since == 4 else 2, 1]
+        assert stride.told() == stride._replace(until=99).told()
+        assert Stride(**stride.told()) == Stride(3, 1, since, 2, 0)
+
+
 @timeless
 @given(st.lists(st.tuples(st.integers(1, MAX_STRIDE), st.integers(0, 40)), min_size=1, max_size=8))
 def test_two_turns_are_never_further_apart_than_the_stride(changes: list[tuple[int, int]]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gasloc_p2p.core.records import LEASE_ROUNDS
-from gasloc_p2p.core.roster import AHEAD_ROUNDS, RosterBook, Verdict
+from gasloc_p2p.core.records import LEASE_ROUNDS, Verdict
+from gasloc_p2p.core.roster import AHEAD_ROUNDS, RosterBook
 from gasloc_p2p.core.stride import Stride
 from tests.core.test_roster import (
     OWN,
@@ -103,3 +103,18 @@ def test_rates_are_those_of_all_that_are_in_the_swarm() -> None:
     }
     renew(book, 5)
     assert [told.peer_id for told in book.rates()] == ["ahead"]
+
+
+def test_nobody_skips_the_rounds_after_the_last_training_round() -> None:
+    book = RosterBook(RUN, OWN, rounds=20)
+    renew(book, 11, first_round=0)
+    assert renew(book, 12, every=4).stride == Stride(4, 3, 15), "a record tells nothing of it"
+    observe(book, record("slow", signed_round=18, every=5, phase=2), 16)
+    for t in (13, 15, 17):
+        renew(book, t)
+    book.close_round(18)
+    rosters = {t: book.at(t).peers for t in range(18, 22)}
+    everybody = (OWN, "slow")
+    assert rosters == {18: (), 19: (OWN,), 20: everybody, 21: everybody}
+    assert [book.stride().next_turn(t) for t in (16, 20, 21)] == [19, 20, 21]
+    assert book.swarm_round() == 18, "its record is of a round that it may skip"

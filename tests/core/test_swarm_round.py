@@ -51,7 +51,7 @@ def test_those_who_skip_rounds_count_only_if_there_is_nobody_else() -> None:
     soon = record("soon", signed_round=8, every=4, since=11)
     assert book_with(*skipping, own_round=6).swarm_round() == 3
     assert book_with(*skipping, soon, own_round=6).swarm_round() == 8
-    assert not soon.is_strided
+    assert soon.stride.every_at(8) == 1
 
 
 def test_a_peer_that_skips_rounds_may_be_silent_for_so_many() -> None:

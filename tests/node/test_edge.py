@@ -15,7 +15,7 @@ from gasloc_p2p.core.codecs import Codec, Coder, Keys, Offer, block_max_differen
 from gasloc_p2p.core.exchange import Cut, Exchange
 from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
 from gasloc_p2p.core.types import BytesLike, EdgeKind, EdgeOutcome
-from gasloc_p2p.core.wire import Hello
+from gasloc_p2p.core.wire import Hello, RefuseCode
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.edge import (
     FLUSH_S,
@@ -413,7 +413,9 @@ def test_strangers_are_refused_and_told_of_once(own: Hello, words: str) -> None:
 
 def declined(peer: str, partner: str, dial: Callable[[], Awaitable[Stream]] | None) -> Any:
     exchange = exchange_of(hello(peer), partner, offer(peer), dialer=peer == "a")
-    return decline_edge(partner=partner, dial=dial, exchange=exchange, reason="left out")
+    return decline_edge(
+        partner=partner, dial=dial, exchange=exchange, code=RefuseCode.EXCLUDED, reason="left out"
+    )
 
 
 def check_declined(here: EdgeOutcome, there: EdgeOutcome) -> None:
