@@ -141,6 +141,7 @@ class Exchange:
         self._bytes_received = 0
         self._completed = False
         self._own_clip: float | None = None
+        self._late = hello.late
         self._agreed = False
         self._finished = False
 
@@ -193,10 +194,8 @@ class Exchange:
     def reconnect(self) -> None:
         """Go on upon a fresh stream, with the first frame of each side that the other lacks.
 
-        Chunks and repairs that arrived and were not dealt with come again as events.
-
-        Raises:
-            RuntimeError: the exchange is not `resumable`.
+        Chunks and repairs that arrived and were not dealt with come again as events. The exchange
+        has to be `resumable`, or RuntimeError is raised.
         """
         if self._finished:
             return
@@ -227,14 +226,11 @@ class Exchange:
         return self._progress()
 
     def repaired(self, index: int, ok: bool) -> list[Event]:
-        """Say that a repair of a chunk has been taken.
+        """Say that a repair of a chunk has been taken; RuntimeError if none waits for that.
 
         Args:
             index: of the chunk.
             ok: whether the blocks that were not repaired are the partner's too.
-
-        Raises:
-            RuntimeError: no such repair waits for it.
         """
         if self._finished:
             return []
@@ -263,8 +259,13 @@ class Exchange:
         if not 0 < clip <= 1:
             raise ValueError(f"a clip factor lies in (0, 1], and {clip} does not")
         self._own_clip = clip
-        self._outgoing.close_with(pack_message(Ready(clip=clip)))
+        self._outgoing.close_with(lambda: pack_message(Ready(clip=clip, late=self._late)))
         return self._progress()
+
+    def let_go(self) -> bool:
+        """Go on without this edge, and tell the partner; False when Ready has said otherwise."""
+        self._late = self._late or not self._outgoing.ready_said
+        return self._late
 
     def refuse(self, code: RefuseCode, reason: str) -> list[Event]:
         """End the exchange and tell the partner why; too late once `Agreed` has happened."""
@@ -354,8 +355,9 @@ class Exchange:
         if own is not None and theirs is not None and self._greeted:
             if not self._agreed:
                 self._agreed = True
-                self._outgoing.close_with(pack_frame(FrameType.APPLIED))
-                events.append(Agreed(clip=min(own, theirs)))
+                self._outgoing.close_with(lambda: pack_frame(FrameType.APPLIED))
+                late = self._late or self._incoming.late
+                events.append(Agreed(clip=min(own, theirs), late=late))
             if self._incoming.applied:
                 events += self._end(EdgeKind.APPLIED, "")
         return events

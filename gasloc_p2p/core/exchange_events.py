@@ -85,9 +85,11 @@ class Agreed:
 
     Attributes:
         clip: the smaller of both sides' clip factors, in (0, 1].
+        late: whether the round of either side goes on without this edge, so that of both must.
     """
 
     clip: float
+    late: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

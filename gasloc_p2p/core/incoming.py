@@ -41,6 +41,7 @@ class Incoming:
     def __init__(self, layout: Layout, repairs: Repairs, outgoing: Outgoing, key: bytes) -> None:
         self.clip: float | None = None
         """The partner's clip factor, once it is ready."""
+        self.late = False
         self.applied = False
         """Whether the partner says that it has mixed."""
         self._layout = layout
@@ -174,7 +175,8 @@ class Incoming:
                 item.settled = False
                 return [self._piece(item, data)]
             case FrameType.READY:
-                self.clip = unpack_message(data, Ready).clip
+                ready = unpack_message(data, Ready)
+                self.clip, self.late = ready.clip, ready.late
             case _:
                 self.applied = True
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -78,7 +78,7 @@ class Outgoing:
         self._repairs = repairs
         self._key = key
         self._opening: deque[Parts] = deque()
-        self._closing: deque[Parts] = deque()
+        self._closing: deque[Callable[[], bytes]] = deque()
         self._said: list[Parts | Cut] = []
         self._said_again = 0
         self._chunks = 0
@@ -115,9 +115,9 @@ class Outgoing:
         """Give out chunks from here on."""
         self._may_cut = True
 
-    def close_with(self, frame: bytes) -> None:
-        """Say one frame when everything else has been said."""
-        self._closing.append((frame,))
+    def close_with(self, make: Callable[[], bytes]) -> None:
+        """Say one frame when everything else has been said; it is made then."""
+        self._closing.append(make)
 
     def resume(self, received: int) -> None:
         """Go on behind the first `received` frames, after the stream broke.
@@ -156,7 +156,7 @@ class Outgoing:
             return self._cut(FrameType.CHUNK, index, self._layout.code_sizes[index])
         if self._closing:
             self._closed += 1
-            return self._closing.popleft()
+            return (self._closing.popleft()(),)
         return None
 
     def _cut(self, kind: FrameType, index: int, size: int, bad: bytes = b"") -> Cut:

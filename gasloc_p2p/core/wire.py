@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from gasloc_p2p.core.types import BytesLike, PeerId
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """The exchange protocol that this release speaks."""
 
 MAX_HELLO_BYTES = 64 * 1024
@@ -33,14 +33,13 @@ MAX_CHECK_BYTES = MAX_CHUNK_BYTES // 4
 MAX_REPAIR_BYTES = 4 * MAX_CHUNK_BYTES + 8
 MAX_REASON_CHARS = 500
 MAX_UNCONFIRMED = 8
-SCALES_BYTES = 64 * 1024
-"""Data in every SCALES frame but the last."""
+SCALES_BYTES = 64 * 1024  # in every SCALES frame but the last
 
 _HEADER = struct.Struct("<BI")
 _PIECE = struct.Struct("<Q16s")
 _PLACE = struct.Struct("<BQ")
 _SENDER = struct.Struct("<HQH")
-_KEY_CONTEXT = "gasloc_p2p exchange 3 pieces"
+_KEY_CONTEXT = "gasloc_p2p exchange 4 pieces"
 _DIGEST_BYTES = 16
 
 FRAME_OVERHEAD_BYTES = _HEADER.size
@@ -101,8 +100,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     read each other's.
 
     Attributes:
-        protocol_min: oldest protocol that the sender speaks.
-        protocol_max: newest protocol that the sender speaks.
+        protocol_min, protocol_max: oldest and newest protocol that the sender speaks.
         peer_id: the sender's claimed identity; the stream's must be the same.
         run_digest, schema_digest: of the run; of names, shapes and order of the parameters.
         round: round that this exchange belongs to.
@@ -149,13 +147,14 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_u
     """All of the partner's codes are here, understood and accepted.
 
     Attributes:
-        clip: factor in (0, 1] by which the sender shortens the difference that is mixed; both sides
-            use the smaller of the two.
+        clip: factor in (0, 1] by which the sender shortens the difference; the smaller one counts.
+        late: as in Hello, if that has turned out since.
     """
 
     frame_type: ClassVar[FrameType] = FrameType.READY
 
     clip: Annotated[float, Meta(gt=0, le=1)]
+    late: bool = False
 
 
 class Refuse(

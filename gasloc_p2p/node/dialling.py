@@ -9,7 +9,8 @@ from gasloc_p2p.core.exchange import Exchange, Finished
 from gasloc_p2p.core.substrate import Network, PeerUnreachableError, Stream
 from gasloc_p2p.core.types import EdgeKind, PeerId
 from gasloc_p2p.core.wire import Hello
-from gasloc_p2p.node.edge import FLUSH_S, Contact, DeclinedError, knock, unreachable
+from gasloc_p2p.node.edge import FLUSH_S, Contact, DeclinedError, unreachable
+from gasloc_p2p.node.few_words import knock
 from gasloc_p2p.node.inbox import Inbox
 
 EXCHANGE_PROTOCOL = "gasloc/exchange/2"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from gasloc_p2p.core.codecs import Coder, CodesError, Offer
 from gasloc_p2p.core.exchange import (
@@ -58,6 +58,18 @@ class Contact:
     early: bytes = b""
 
 
+class Watch(Protocol):
+    """Who wants to know how an edge goes."""
+
+    def met(self, *, late: bool) -> None:
+        """The partner has answered; if `late`, its round goes on without this edge."""
+        ...
+
+    def let_go(self) -> None:
+        """Either side's round goes on without this edge."""
+        ...
+
+
 class DeclinedError(Exception):
     """There is no stream for an edge, and the partner is not waited for any longer.
 
@@ -77,7 +89,7 @@ async def run_edge(
     exchange: Exchange,
     work: EdgeWork,
     deadline_s: float,
-    let_go: Callable[[], None] = lambda: None,
+    watch: Watch | None = None,
 ) -> EdgeOutcome:
     """Carry one exchange to its end and say how it ended.
 
@@ -90,11 +102,11 @@ async def run_edge(
         exchange: fresh state machine of this edge.
         work: what the exchange needs of the node.
         deadline_s: seconds after which the edge is given up.
-        let_go: called when the partner says that its round goes on without this edge.
+        watch: told how it goes.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    pump = _Pump(exchange, work, let_go)
+    pump = _Pump(exchange, work, watch)
     try:
         async with asyncio.timeout(deadline_s):
             await pump.run(contact)
@@ -131,84 +143,6 @@ def unreachable(error: PeerUnreachableError) -> Finished:
     return Finished(kind=EdgeKind.LOST, reason=f"cannot be reached: {error}")
 
 
-async def knock(stream: Stream, exchange: Exchange, *, deadline_s: float) -> Finished | None:
-    """Show a partner that is to dial this peer the Hello of their edge, and close the stream.
-
-    Args:
-        stream: to the partner, whose inbox takes it for what it is.
-        exchange: fresh state machine that speaks first.
-        deadline_s: seconds to wait for an answer.
-
-    Returns:
-        How the partner refuses the edge; None when it does not.
-    """
-    try:
-        async with asyncio.timeout(deadline_s):
-            await stream.write(_small_frames(exchange))
-            while answer := await stream.read(READ_BYTES):
-                for event in exchange.receive(answer):
-                    if isinstance(event, Finished):
-                        return event
-    except (TimeoutError, ConnectionError):
-        return None
-    finally:
-        await stream.aclose()
-    return None
-
-
-async def decline_edge(
-    *,
-    partner: PeerId,
-    dial: Callable[[], Awaitable[Stream]] | None,
-    exchange: Exchange,
-    code: RefuseCode,
-    reason: str,
-) -> EdgeOutcome:
-    """Do without an edge, and tell the partner so that it need not wait.
-
-    Args:
-        partner: who it is with.
-        dial: opens a stream to the partner; None where the partner dials, whose stream the inbox
-            refuses.
-        exchange: fresh state machine of this edge.
-        code, reason: why; the reason in one sentence.
-    """
-    words = _small_frames(exchange)
-    [ended] = exchange.refuse(code, reason)
-    assert isinstance(ended, Finished)
-    words += _small_frames(exchange)
-    if dial is not None:
-        # It cannot be helped if this fails: the partner finds out at its own deadline.
-        with contextlib.suppress(TimeoutError, PeerUnreachableError, ConnectionError):
-            async with asyncio.timeout(FLUSH_S):
-                # Both at once, or the partner might find the stream closed while it answers.
-                await _say(await dial(), words)
-    return EdgeOutcome(
-        partner=partner,
-        kind=ended.kind,
-        reason=ended.reason,
-        code=code,
-        excluded=code is RefuseCode.EXCLUDED,
-    )
-
-
-def _small_frames(exchange: Exchange) -> bytes:
-    """Return all that an exchange has to say that no codec makes."""
-    said = bytearray()
-    while (item := exchange.next_to_send()) is not None:
-        assert not isinstance(item, Cut)
-        for part in item:
-            said += part
-    return bytes(said)
-
-
-async def _say(stream: Stream, data: bytes) -> None:
-    try:
-        await stream.write(data)
-    finally:
-        await stream.aclose()
-
-
 class _Pump:
     """Moves bytes between a stream and an exchange, both directions at once.
 
@@ -216,7 +150,7 @@ class _Pump:
     encoded or taken, the one before is on its way and the next one arrives.
     """
 
-    def __init__(self, exchange: Exchange, work: EdgeWork, let_go: Callable[[], None]) -> None:
+    def __init__(self, exchange: Exchange, work: EdgeWork, watch: Watch | None) -> None:
         self.stream: Stream | None = None
         self.ended: Finished | None = None
         self.met_s: float | None = None
@@ -227,7 +161,7 @@ class _Pump:
         self.resumed = 0
         self._exchange = exchange
         self._work = work
-        self._let_go = let_go
+        self._watch = watch
         self._met = asyncio.Event()
         self._wake = asyncio.Event()
 
@@ -321,8 +255,8 @@ class _Pump:
                 case PartnerHello(hello=hello):
                     self.met_s = self.met_s or asyncio.get_running_loop().time()
                     self.partner = hello
-                    if hello.late:
-                        self._let_go()
+                    if self._watch is not None:
+                        self._watch.met(late=hello.late)
                 case PartnerRecords(records=records):
                     self._work.records(records)
                 case PartnerScales(scales=scales):
@@ -333,8 +267,10 @@ class _Pump:
                     await self._take_repair(event)
                 case Complete():
                     await self._judge()
-                case Agreed(clip=clip):
+                case Agreed(clip=clip, late=late):
                     self.clip = clip
+                    if self._watch is not None and late:
+                        self._watch.let_go()
                 case Finished():
                     self.ended = event
         self._wake.set()

@@ -11,6 +11,7 @@ in its Hello when it does not wait, and the other one goes on as well.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from gasloc_p2p.core.outer import OuterRule, OuterState
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
+from gasloc_p2p.node.edge import Watch
 
 MAX_LATE: Final = 4
 """With more edges of earlier rounds under way a round exchanges nothing; they hold memory."""
@@ -36,8 +38,11 @@ class UnderWay:
         awaited: whether the outer step of its round waits for it.
         began_s: when it was started, on the event loop's clock.
         task: returns how it ended.
+        ask: lets it go, if that can still be told the partner, and says whether it was.
+        answered: set once the partner has answered.
         through: set once no outer step has to wait for it any longer.
-        let_go_s: when the partner said that it does not wait; None if it has not.
+        let_go_s: when it was let go; None if it was not.
+        met_s: when the partner answered; infinite before.
     """
 
     round: int
@@ -46,11 +51,38 @@ class UnderWay:
     awaited: bool
     began_s: float
     task: asyncio.Task[EdgeOutcome]
+    ask: Callable[[], bool]
     through: asyncio.Event = field(default_factory=asyncio.Event)
     let_go_s: float | None = None
+    met_s: float = math.inf
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def met(self, *, late: bool) -> None:
+        """See `gasloc_p2p.node.edge.Watch`."""
+        self.met_s = min(self.met_s, asyncio.get_running_loop().time())
+        self.answered.set()
+        if late:
+            self.let_go()
+
+    async def be_patient(self, patience_s: float) -> None:
+        """Wait until no outer step has to wait for it; let it go if it takes longer than this.
+
+        Args:
+            patience_s: seconds from when the partner has answered.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            through = tasks.create_task(self.through.wait())
+            answered = tasks.create_task(self.answered.wait())
+            await asyncio.wait({through, answered}, return_when=asyncio.FIRST_COMPLETED)
+            answered.cancel()
+            if not through.done() and patience_s < math.inf:
+                left_s = self.met_s + patience_s - asyncio.get_running_loop().time()
+                await asyncio.wait({through}, timeout=max(0.0, left_s))
+                if not through.done() and self.ask():
+                    self.let_go()
 
     def let_go(self) -> None:
-        """Do not wait for it, since the partner does not either."""
+        """Do not wait for it."""
         if self.awaited:
             self.awaited, self.let_go_s = False, asyncio.get_running_loop().time()
         self.through.set()
@@ -99,6 +131,7 @@ class OuterStepToCome:
         alone: where the peer would be if every edge failed; the next round's inner steps begin
             from there in the meantime. None if it waits.
         edges: those that are waited for.
+        patience_s: seconds that they may take from when their partners have answered.
         refreshing: fetches the records that the view at the end of the round is made of.
     """
 
@@ -108,6 +141,7 @@ class OuterStepToCome:
     outgoing: Tensor
     alone: Standing | None
     edges: Sequence[UnderWay]
+    patience_s: float
     refreshing: asyncio.Task[None]
 
     @property
@@ -142,22 +176,23 @@ class Edges:
 
     def start(
         self,
-        edge: Callable[[Callable[[], None]], Coroutine[Any, Any, EdgeOutcome]],
+        edge: Callable[[Watch], Coroutine[Any, Any, EdgeOutcome]],
         *,
         round: int,
         partner: PeerId,
         weight: float,
         awaited: bool,
+        ask: Callable[[], bool],
     ) -> UnderWay:
         """Let an edge run; see `UnderWay`.
 
         Args:
-            edge: makes it, from what it calls when the partner says that it does not wait.
-            round, partner, weight, awaited: see `UnderWay`.
+            edge: makes it, from whom it tells how it goes.
+            round, partner, weight, awaited, ask: see `UnderWay`.
         """
 
-        def let_go() -> None:
-            under_way.let_go()
+        async def run() -> EdgeOutcome:
+            return await edge(under_way)
 
         under_way = UnderWay(
             round=round,
@@ -165,7 +200,8 @@ class Edges:
             weight=weight,
             awaited=awaited,
             began_s=asyncio.get_running_loop().time(),
-            task=self._tasks.create_task(edge(let_go)),
+            task=self._tasks.create_task(run()),
+            ask=ask,
         )
         under_way.task.add_done_callback(lambda _: under_way.through.set())
         self._under_way[round, partner] = under_way
@@ -186,13 +222,18 @@ class Edges:
         """Return those that nobody awaits and that have ended, oldest first, and forget them."""
         return self._take([edge for edge in self._late() if edge.task.done()])
 
-    async def take(self, edges: Sequence[UnderWay]) -> list[UnderWay]:
+    async def take(self, edges: Sequence[UnderWay], *, patience_s: float) -> list[UnderWay]:
         """Wait until no more of these edges is awaited; return those that ended, and forget them.
 
         If that is cancelled, they go on.
+
+        Args:
+            edges: the edges.
+            patience_s: see `OuterStepToCome`.
         """
-        for edge in edges:
-            await edge.through.wait()
+        async with asyncio.TaskGroup() as tasks:
+            for edge in edges:
+                tasks.create_task(edge.be_patient(patience_s))
         return self._take([edge for edge in edges if edge.awaited])
 
     @property

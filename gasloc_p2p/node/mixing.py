@@ -53,7 +53,7 @@ async def take_in(peer: Peer, course: Course, *, wait: bool) -> None:
         began_s = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(peer.membership.keep_current())
-            edges = await peer.edges.take(to_come.edges)
+            edges = await peer.edges.take(to_come.edges, patience_s=to_come.patience_s)
             await asyncio.wait({to_come.refreshing})
             watching.cancel()
         course.wait_s += max((edge.waited_s(began_s) for edge in to_come.edges), default=0.0)

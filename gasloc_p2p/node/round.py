@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -18,8 +19,9 @@ from gasloc_p2p.core.tempo import StepPlan
 from gasloc_p2p.core.topology import Graph, build_graph
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import RefuseCode
-from gasloc_p2p.node.edge import EdgeWork, decline_edge, run_edge
+from gasloc_p2p.node.edge import EdgeWork, Watch, run_edge
 from gasloc_p2p.node.events import RoundStarted
+from gasloc_p2p.node.few_words import decline_edge
 from gasloc_p2p.node.late import OuterStepToCome, Standing, UnderWay
 from gasloc_p2p.node.mixing import Course, is_finite, take_in
 from gasloc_p2p.node.peer import Peer
@@ -87,6 +89,7 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
         outgoing=outgoing,
         alone=alone,
         edges=[edge for edge in edges if edge.awaited],
+        patience_s=(plan.patience_s or course.train_s) if peer.may_be_late(t) else math.inf,
         refreshing=peer.edges.beside(peer.membership.refresh()),
     )
 
@@ -177,9 +180,13 @@ def _exchange(
         records=peer.membership.take_records,
     )
 
-    def edge(partner: PeerId, let_go: Callable[[], None]) -> Coroutine[Any, Any, EdgeOutcome]:
-        late = not awaited[partner]
-        exchange = peer.new_exchange(t, partner, roster, offer.scales, late=late)
+    exchanges = {
+        partner: peer.new_exchange(t, partner, roster, offer.scales, late=not awaited[partner])
+        for partner in partners
+    }
+
+    def edge(partner: PeerId, watch: Watch) -> Coroutine[Any, Any, EdgeOutcome]:
+        exchange = exchanges[partner]
         if left_out := peer.left_out(partner, t):
             return decline_edge(
                 partner=partner,
@@ -193,8 +200,8 @@ def _exchange(
             contact=peer.dialling.contact(t, partner),
             exchange=exchange,
             work=work,
-            deadline_s=peer.edge_deadline_s(t, partner, roster, awaited=not late),
-            let_go=let_go,
+            deadline_s=peer.edge_deadline_s(t, partner, roster, awaited=awaited[partner]),
+            watch=watch,
         )
 
     return [
@@ -204,6 +211,7 @@ def _exchange(
             partner=partner,
             weight=graph.weight(peer.id, partner),
             awaited=awaited[partner],
+            ask=exchanges[partner].let_go,
         )
         for partner in partners
     ]

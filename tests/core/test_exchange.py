@@ -93,6 +93,39 @@ def test_both_sides_apply() -> None:
     assert b.receive(sent(a)) == [applied]
 
 
+@pytest.mark.parametrize("when", ["in Hello", "before Ready"])
+@pytest.mark.parametrize("who", ["a", "b"])
+def test_if_one_side_lets_go_both_do(when: str, who: str) -> None:
+    late = {side: when == "in Hello" and who == side for side in "ab"}
+    a = Exchange(hello=hello(A, late=late["a"]), layout=PLAIN, partner=B, dialer=True)
+    b = Exchange(hello=hello(B, late=late["b"]), layout=PLAIN, partner=A, dialer=False)
+    b.receive(sent(a))
+    a.receive(sent(b, B))
+    b.receive(sent(a))
+    for index in range(3):
+        a.checked(index, b"")
+        b.checked(index, b"")
+    if when == "before Ready":
+        assert {"a": a, "b": b}[who].let_go()
+    a.accept()
+    b.accept()
+    to_b = sent(a)
+    [agreed, *_] = a.receive(sent(b))
+    assert agreed == Agreed(clip=1.0, late=True)
+    assert b.receive(to_b) == [Agreed(clip=1.0, late=True)]
+
+
+def test_after_ready_it_is_too_late_to_let_go() -> None:
+    exchange = greeted()
+    exchange.receive(FIRST + SECOND + LAST)
+    for index in range(3):
+        exchange.checked(index, b"")
+    exchange.accept()
+    sent(exchange)
+    assert not exchange.let_go()
+    assert exchange.receive(READY) == [Agreed(clip=1.0, late=False)]
+
+
 def test_ready_follows_the_last_chunk() -> None:
     exchange = greeted()
     exchange.receive(FIRST + SECOND + LAST)

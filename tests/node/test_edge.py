@@ -17,15 +17,9 @@ from gasloc_p2p.core.substrate import PeerUnreachableError, Stream
 from gasloc_p2p.core.types import BytesLike, EdgeKind, EdgeOutcome
 from gasloc_p2p.core.wire import Hello, RefuseCode
 from gasloc_p2p.net.identity import Identity
-from gasloc_p2p.node.edge import (
-    FLUSH_S,
-    MAX_RESUMPTIONS,
-    Contact,
-    EdgeWork,
-    decline_edge,
-    run_edge,
-)
+from gasloc_p2p.node.edge import FLUSH_S, MAX_RESUMPTIONS, Contact, EdgeWork, run_edge
 from gasloc_p2p.node.events import Event, Notice
+from gasloc_p2p.node.few_words import decline_edge
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.simulate.clock import InlineCompute
 from gasloc_p2p.simulate.network import Hub

@@ -7,7 +7,7 @@ import asyncio
 from gasloc_p2p.core.exchange import Exchange, Finished
 from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.net.identity import Identity
-from gasloc_p2p.node.edge import knock
+from gasloc_p2p.node.few_words import knock
 from gasloc_p2p.node.inbox import Inbox
 from gasloc_p2p.simulate.network import Hub
 from tests.node.test_edge import PROTOCOL, hello
