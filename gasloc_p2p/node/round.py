@@ -66,8 +66,7 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
 
     # Parameters travel both ways over each edge; a failed edge is a value.
     exchange_began_s = now_s()
-    if peer.settles(t):
-        await peer.edges.settle()
+    await _let_edges_end(peer, t, plan)
     await take_in(peer, course, wait=True)
     theta_h, outgoing, finite = await peer.compute.run(lambda: _contribute(peer, rule, t))
     if not finite:
@@ -146,6 +145,28 @@ async def _step(peer: Peer, t: int, plan: StepPlan, course: Course, fraction: fl
     await take_in(peer, course, wait=False)
     lr = peer.inner_lr(max(0.0, t + 1 - plan.every + plan.every * fraction))
     course.losses.append(await peer.compute.step(peer.learner, lr))
+
+
+async def _let_edges_end(peer: Peer, t: int, plan: StepPlan) -> None:
+    """Wait for edges of earlier rounds: for all, or, while there are too many, for the others.
+
+    Where rounds go by steps, nothing but its edges keeps a peer together with the others.
+    """
+    if peer.settles(t):
+        await peer.edges.settle()
+    if not peer.is_busy(plan) or peer.config.pace.mode != "steps":
+        return
+
+    def have_come() -> bool:
+        swarm_round = peer.membership.swarm_round()
+        return swarm_round is None or swarm_round >= t
+
+    async with asyncio.TaskGroup() as tasks:
+        ended = tasks.create_task(peer.edges.settle())
+        due = tasks.create_task(peer.membership.wait_until(have_come))
+        await asyncio.wait({ended, due}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        due.cancel()
 
 
 def _contribute(peer: Peer, rule: OuterRule, t: int) -> tuple[Tensor, Tensor, bool]:
