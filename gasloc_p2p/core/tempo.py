@@ -21,7 +21,7 @@ from gasloc_p2p.core.rates import (
     target_cycle_s,
     typical_transfer_s,
 )
-from gasloc_p2p.core.stride import StrideChooser
+from gasloc_p2p.core.stride import TOLERANCE, StrideChooser
 from gasloc_p2p.core.types import PeerId
 
 MOST_STEPS_FACTOR: Final = 8
@@ -109,6 +109,7 @@ class Tempo:
         self._overlap = overlap
         self._chooser = StrideChooser() if adapt and stride and not period_s else None
         self._cycle_s = 0.0
+        self._has_slow_link = False
         self._before = local_steps, 1
         """Steps planned last, before those that the round's own edges cost, and the stride."""
 
@@ -130,6 +131,7 @@ class Tempo:
         # Under the inner steps there is room for longer ones than usual.
         hidden_s = cycle_s if self._overlap else typical_s
         is_slow = partial(is_slow_edge, typical_s=typical_s, cycle_s=cycle_s, hidden_s=hidden_s)
+        self._has_slow_link = is_slow(self.rates.transfer_s)
         expected_s = {p: self.rates.expected_edge_s(p, s) for p, s in partners.items()}
         slow = frozenset(
             partner for partner, edge_s in expected_s.items() if self._adapt and is_slow(edge_s)
@@ -146,7 +148,7 @@ class Tempo:
             exchange_s=exchange_s,
             expected_s=MappingProxyType(expected_s),
             slow=slow,
-            has_slow_link=is_slow(self.rates.transfer_s),
+            has_slow_link=self._has_slow_link,
             patience_s=self._patience_s(typical_s, hidden_s),
         )
 
@@ -170,6 +172,9 @@ class Tempo:
             return None
         parts_s = rates.transfer_s, rates.step_s
         least_s = max(parts_s) if self._overlap else sum(parts_s)
+        if self._late and self._has_slow_link:
+            # Its exchanges last into its next rounds, and one must be over before another begins.
+            least_s *= TOLERANCE
         return self._chooser.consider(least_s=least_s, cycle_s=self._cycle_s)
 
     def _steps(self, every: int, exchange_s: float, typical_s: float) -> int:

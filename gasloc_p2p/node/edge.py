@@ -89,6 +89,7 @@ async def run_edge(
     exchange: Exchange,
     work: EdgeWork,
     deadline_s: float,
+    met_deadline_s: float = 0.0,
     watch: Watch | None = None,
 ) -> EdgeOutcome:
     """Carry one exchange to its end and say how it ended.
@@ -102,13 +103,15 @@ async def run_edge(
         exchange: fresh state machine of this edge.
         work: what the exchange needs of the node.
         deadline_s: seconds after which the edge is given up.
+        met_deadline_s: the same once the partner has answered, if that is longer.
         watch: told how it goes.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     pump = _Pump(exchange, work, watch)
     try:
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(deadline_s) as pump.limit:
+            pump.met_until_s = began_s + max(deadline_s, met_deadline_s)
             await pump.run(contact)
     except TimeoutError:
         await pump.conclude(exchange.expire())
@@ -153,6 +156,8 @@ class _Pump:
     def __init__(self, exchange: Exchange, work: EdgeWork, watch: Watch | None) -> None:
         self.stream: Stream | None = None
         self.ended: Finished | None = None
+        self.limit = asyncio.timeout(None)
+        self.met_until_s = 0.0
         self.met_s: float | None = None
         self.partner: Hello | None = None
         self.coder: Coder | None = None
@@ -253,7 +258,9 @@ class _Pump:
         for event in events:
             match event:
                 case PartnerHello(hello=hello):
-                    self.met_s = self.met_s or asyncio.get_running_loop().time()
+                    if self.met_s is None:
+                        self.met_s = asyncio.get_running_loop().time()
+                        self.limit.reschedule(self.met_until_s)
                     self.partner = hello
                     if self._watch is not None:
                         self._watch.met(late=hello.late)

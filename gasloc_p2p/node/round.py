@@ -77,7 +77,8 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
         lambda: peer.drift.motion(peer.theta, theta_h, vectors=rule.vectors)
     )
     offer = await peer.compute.run(lambda: peer.offer(t, outgoing, motion))
-    edges = _exchange(peer, t, graph, offer, roster, plan)
+    patience_s = _patience_s(peer, t, plan, course)
+    edges = _exchange(peer, t, graph, offer, roster, plan, patience_s)
     alone = None
     if peer.overlaps(t):
         alone = await peer.compute.run(lambda: _step_alone(peer, rule, theta_h, outgoing))
@@ -88,7 +89,7 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
         outgoing=outgoing,
         alone=alone,
         edges=[edge for edge in edges if edge.awaited],
-        patience_s=(plan.patience_s or course.train_s) if peer.may_be_late(t) else math.inf,
+        patience_s=patience_s,
         refreshing=peer.edges.beside(peer.membership.refresh()),
     )
 
@@ -184,10 +185,24 @@ def _step_alone(peer: Peer, rule: OuterRule, theta_h: Tensor, outgoing: Tensor) 
     return Standing(theta=theta, memory=memory)
 
 
+def _patience_s(peer: Peer, t: int, plan: StepPlan, course: Course) -> float:
+    """How long an edge of round t may take, once met, before the round goes on without it."""
+    if not peer.may_be_late(t) or peer.config.pace.mode != "steps":
+        return math.inf
+    return plan.patience_s or course.train_s
+
+
 def _exchange(
-    peer: Peer, t: int, graph: Graph, offer: Offer, roster: Roster, plan: StepPlan
+    peer: Peer,
+    t: int,
+    graph: Graph,
+    offer: Offer,
+    roster: Roster,
+    plan: StepPlan,
+    patience_s: float,
 ) -> list[UnderWay]:
     """Start the edges of round t, which run side by side, in peer order."""
+    pace = peer.config.pace
     partners = graph.neighbours(peer.id)
     if peer.may_be_late(t) and peer.is_busy(plan):
         for partner in partners:
@@ -222,6 +237,7 @@ def _exchange(
             exchange=exchange,
             work=work,
             deadline_s=peer.edge_deadline_s(t, partner, roster, awaited=awaited[partner]),
+            met_deadline_s=pace.edge_ceiling_s if patience_s < math.inf else 0.0,
             watch=watch,
         )
 
