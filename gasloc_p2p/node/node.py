@@ -263,9 +263,9 @@ class Node:
     def _work_told(self) -> WorkTold:
         """Return what the records tell of everybody's work, and what this peer did."""
         tokens = _tokens_per_step(self._config)
-        newest = self._membership.book.newest().items()
+        newest = self._membership.book.newest()
         others = [
-            (id, record, record.stride.every_at(record.signed_round)) for id, record in newest
+            (id, told, told.stride.every_at(told.signed_round)) for id, told in newest.items()
         ]
         others.sort(key=lambda told: -told[1].tokens)
         own = self._peer.id, self._profile().work, self._membership.stride().every_at(self._round)
