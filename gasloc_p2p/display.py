@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -21,10 +21,12 @@ from gasloc_p2p.node.events import (
     Left,
     Notice,
     Online,
+    PeerWork,
     RoundFinished,
     RoundStarted,
     Validated,
     Waiting,
+    WorkTold,
 )
 from gasloc_p2p.node.report import RoundReport
 
@@ -104,6 +106,7 @@ class PlainDisplay:
         self._rounds = rounds
         self._done: dict[int, list[RoundReport]] = {}
         self._val_loss: dict[int, list[float]] = {}
+        self._work: tuple[PeerWork, ...] = ()
         self._printed = -1
 
     def observe(self, index: int, event: Event) -> None:
@@ -113,6 +116,8 @@ class PlainDisplay:
                 self._finish_round(report)
             case Validated(round=round, val_loss=val_loss):
                 self._val_loss.setdefault(round, []).append(val_loss)
+            case WorkTold(peers=peers):
+                self._work = peers if self._peers == 1 else ()
             case _:
                 text = sentence(event)
                 if text:
@@ -132,6 +137,8 @@ class PlainDisplay:
         trace: TracebackType | None,
     ) -> None:
         self._print_until(max(self._done, default=-1))
+        for line in work_lines(self._work):
+            self.say(line)
 
     def _name(self, index: int) -> str:
         return f"peer {index}: " if self._peers > 1 else ""
@@ -193,6 +200,21 @@ def _reasons(reports: list[RoundReport]) -> list[str]:
     return [", ".join(f"{count} {kind}" for kind, count in kinds.items())] if kinds else []
 
 
+def work_lines(peers: tuple[PeerWork, ...]) -> list[str]:
+    """Return who did what, a line each; nothing when nobody else is known."""
+    if len(peers) < 2:
+        return []
+    return ["who did what, as everybody tells:", *(f"  {_work_text(peer)}" for peer in peers)]
+
+
+def _work_text(work: PeerWork) -> str:
+    skips = f", one of {work.every} rounds" if work.every > 1 else ""
+    return (
+        f"{short_id(work.peer_id)}  {work.tokens} tokens in {work.rounds} rounds of "
+        f"{work.steps:.1f} steps{skips}, {work.bytes_sent / 1e6:.1f} MB sent"
+    )
+
+
 def sentence(event: Event) -> str:
     """Return what an event means in words; empty for those that tables show better."""
     match event:
@@ -233,10 +255,11 @@ class LiveDisplay:
         self._title = title
         self._rounds = rounds
         self._rows = [_Row() for _ in range(peers)]
+        self._work: tuple[PeerWork, ...] = ()
         self._live = Live(
             console=console,
             refresh_per_second=REFRESH_PER_SECOND,
-            get_renderable=self._table,
+            get_renderable=self._shown,
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -256,6 +279,8 @@ class LiveDisplay:
                 _note_round(row, report)
             case Validated(val_loss=val_loss):
                 row.val_loss = val_loss
+            case WorkTold(peers=peers):
+                self._work = peers if len(self._rows) == 1 else ()
             case Left(finished=finished):
                 row.state = "finished" if finished else "left"
             case _:
@@ -276,6 +301,26 @@ class LiveDisplay:
         trace: TracebackType | None,
     ) -> None:
         self._live.stop()
+
+    def _shown(self) -> Group:
+        """Return what is on the screen; it stays there at the end."""
+        others = self._work_table() if len(self._work) > 1 else ""
+        return Group(self._table(), others)
+
+    def _work_table(self) -> Table:
+        table = Table(title="who did what", title_justify="left", expand=False)
+        for heading in ("peer", "tokens", "rounds", "steps a round", "takes part in", "sent"):
+            table.add_column(heading, justify="left" if heading == "peer" else "right")
+        for work in self._work:
+            table.add_row(
+                short_id(work.peer_id),
+                str(work.tokens),
+                str(work.rounds),
+                f"{work.steps:.1f}",
+                "all rounds" if work.every == 1 else f"one of {work.every}",
+                f"{work.bytes_sent / 1e6:.1f} MB",
+            )
+        return table
 
     def _table(self) -> Table:
         table = Table(title=self._title, title_justify="left", expand=False)

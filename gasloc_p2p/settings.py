@@ -92,8 +92,8 @@ class GossipConfig(Section):
     )
     overlap: bool = Field(
         default=False,
-        description="Exchange under the inner steps of the next round, and add what comes back "
-        "between two of them; needs outer.rule local (docs/design.md, section 2).",
+        description="Exchange under the inner steps of the next round, and take the outer step "
+        "between two of them once everything is there (docs/design.md, section 2).",
     )
     chunk_bytes: int = Field(
         default=1_048_576,
@@ -135,7 +135,8 @@ class PaceConfig(Section):
         default=5.0,
         gt=0,
         le=3600,
-        description="With pace.mode seconds: training stops so long before the end of a round.",
+        description="With pace.mode seconds: training stops so long before the end of a round; "
+        "with gossip.overlap in the last one only.",
     )
     edge_floor_s: float = Field(
         default=10.0,
@@ -147,7 +148,8 @@ class PaceConfig(Section):
         default=120.0,
         gt=0,
         le=86_400,
-        description="With pace.mode steps: a partner is waited for at most this long.",
+        description="With pace.mode steps: a partner is waited for at most this long. With "
+        "seconds: an exchange for which nobody waits may last so long beyond its round.",
     )
 
 

@@ -46,6 +46,30 @@ class RoundFinished(msgspec.Struct, frozen=True, kw_only=True, tag="round_finish
     report: RoundReport
 
 
+class PeerWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What one peer tells of its work in its record.
+
+    Attributes:
+        peer_id: the peer.
+        tokens, rounds, bytes_sent: see `core.records.Work`.
+        steps: mean inner steps in one of its rounds.
+        every: it takes part in one of so many rounds.
+    """
+
+    peer_id: PeerId
+    tokens: int
+    rounds: int
+    bytes_sent: int
+    steps: float
+    every: int
+
+
+class WorkTold(msgspec.Struct, frozen=True, kw_only=True, tag="work_told"):
+    """What the peers of the run have done so far: this one first, then those who did most."""
+
+    peers: tuple[PeerWork, ...]
+
+
 class Validated(msgspec.Struct, frozen=True, kw_only=True, tag="validated"):
     """The peer's own parameters were tried on the held-out text."""
 
@@ -79,6 +103,7 @@ Event: TypeAlias = (
     | Waiting
     | RoundStarted
     | RoundFinished
+    | WorkTold
     | Validated
     | Jumped
     | Notice

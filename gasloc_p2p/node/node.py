@@ -27,9 +27,11 @@ from gasloc_p2p.node.events import (
     Left,
     Notice,
     Observer,
+    PeerWork,
     RoundFinished,
     Validated,
     Waiting,
+    WorkTold,
 )
 from gasloc_p2p.node.membership import Membership, Profile
 from gasloc_p2p.node.mixing import Course
@@ -48,6 +50,8 @@ LAST_CHECKPOINT_DEADLINE_S = 5.0
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PERIOD_S = 600.0
 RENEWAL_GRACE_S = 1.0
+PEERS_TOLD = 32
+"""Of so many peers at most their work is shown."""
 
 
 class Node:
@@ -181,6 +185,7 @@ class Node:
                 await self._validate(self._round, last=peer.is_closing(following))
             self._reports.append(report)
             self._observe(RoundFinished(report=report))
+            self._observe(self._work_told())
             if slept:
                 following = await self._arrival.catch_up(following)
             if following > self._peer.next_turn(self._round):
@@ -242,18 +247,40 @@ class Node:
     def _profile(self) -> Profile:
         """Return what the others are told of this peer."""
         peer, rates, config = self._peer, self._peer.tempo.rates, self._config
-        window = PRESETS[config.model.preset].sequence_length
         steps = sum(report.local_steps for report in self._reports)
         return Profile(
             work=Work(
                 cycle_s=peer.cycle_s,
                 step_s=rates.step_s,
                 transfer_s=rates.transfer_s,
-                tokens=steps * config.inner.batch_size * window,
+                tokens=steps * _tokens_per_step(config),
                 rounds=sum(not report.closing for report in self._reports),
                 bytes_sent=sum(report.bytes_sent for report in self._reports),
             ),
             every=peer.wanted_stride,
+        )
+
+    def _work_told(self) -> WorkTold:
+        """Return what the records tell of everybody's work, and what this peer did."""
+        tokens = _tokens_per_step(self._config)
+        newest = self._membership.book.newest()
+        others = [
+            (id, told, told.stride.every_at(told.signed_round)) for id, told in newest.items()
+        ]
+        others.sort(key=lambda told: -told[1].tokens)
+        own = self._peer.id, self._profile().work, self._membership.stride().every_at(self._round)
+        return WorkTold(
+            peers=tuple(
+                PeerWork(
+                    peer_id=id,
+                    tokens=work.tokens,
+                    rounds=work.rounds,
+                    bytes_sent=work.bytes_sent,
+                    steps=work.tokens / (tokens * max(1, work.rounds)),
+                    every=every,
+                )
+                for id, work, every in (own, *others[: PEERS_TOLD - 1])
+            )
         )
 
     async def _round_while_announced(self, course: Course) -> RoundReport:
@@ -320,6 +347,10 @@ class Node:
             return None
         standing = self._peer.standing()
         return State(theta=standing.theta, memory=standing.memory.memory, round=self._round)
+
+
+def _tokens_per_step(config: Config) -> int:
+    return config.inner.batch_size * PRESETS[config.model.preset].sequence_length
 
 
 async def _until(leave: asyncio.Event, life: Callable[[], Coroutine[Any, Any, None]]) -> bool:

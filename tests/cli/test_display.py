@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
-from gasloc_p2p.display import LATE_ROUNDS, PlainDisplay
-from gasloc_p2p.node.events import RoundFinished
+import pytest
+from rich.console import Console
+
+from gasloc_p2p.display import LATE_ROUNDS, LiveDisplay, PlainDisplay
+from gasloc_p2p.node.events import PeerWork, RoundFinished, WorkTold
 from gasloc_p2p.node.report import round_report
 
 
@@ -62,3 +65,40 @@ def test_why_a_peer_does_fewer_steps_is_told(capsys: pytest.CaptureFixture[str])
         for reason in (bound, "compute-bound: 3 of 30 steps", "link-bound: 9 of 30 steps"):
             display.observe(0, finished(0, reason))
     assert capsys.readouterr().out.strip().endswith("unpaired  2 link-bound, 1 compute-bound")
+
+
+TOLD = WorkTold(
+    peers=(
+        PeerWork(
+            peer_id="Qm-own", tokens=9600, rounds=8, bytes_sent=2_000_000, steps=10.0, every=1
+        ),
+        PeerWork(peer_id="Qm-slow", tokens=3200, rounds=2, bytes_sent=300_000, steps=12.5, every=3),
+    )
+)
+
+
+def test_who_did_what_is_told_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with PlainDisplay(peers=1, rounds=40) as display:
+        display.observe(0, WorkTold(peers=()))
+        display.observe(0, TOLD)
+        assert not capsys.readouterr().out
+    heading, own, slow = capsys.readouterr().out.splitlines()
+    assert heading == "who did what, as everybody tells:"
+    assert own == "  Qm-own  9600 tokens in 8 rounds of 10.0 steps, 2.0 MB sent"
+    assert slow.split("  ")[-1] == (
+        "3200 tokens in 2 rounds of 12.5 steps, one of 3 rounds, 0.3 MB sent"
+    )
+    for display in (PlainDisplay(peers=2, rounds=40), PlainDisplay(peers=1, rounds=40)):
+        with display:
+            display.observe(0, TOLD if display._peers == 2 else WorkTold(peers=TOLD.peers[:1]))
+    assert not capsys.readouterr().out, "of several peers or of one alone there is nothing to add"
+
+
+def test_who_did_what_stands_below_the_live_table() -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120)
+    with LiveDisplay(console, title="a run", peers=1, rounds=40) as display:
+        display.observe(0, TOLD)
+    shown = text.getvalue()
+    assert "who did what" in shown
+    assert "one of 3" in shown

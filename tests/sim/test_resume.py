@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import torch
 
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.errors import ConfigError
@@ -97,6 +98,23 @@ def test_closing_rounds_are_resumed_with_what_training_reached(tmp_path: Path) -
     assert [p.of(Left)[0].report.val_loss for p in again] == [
         p.of(Left)[0].report.val_loss for p in whole
     ]
+
+
+def test_with_overlap_a_peer_goes_on_from_where_it_stood_without_the_mix(tmp_path: Path) -> None:
+    config = quick_config(
+        *STEPS, "run.initial_peers=4", "checkpoint.every_rounds=1", "gossip.overlap=true"
+    )
+    crashed = in_virtual_time(lambda: run_and_crash(config, tmp_path, 4, round=5))
+    for index, peer in enumerate(crashed):
+        saved = CheckpointStore(tmp_path / str(index), keep=3).read_newest().checkpoint
+        assert saved is not None
+        before = saved.progress.round - 1
+        [report] = [e.report for e in peer.of(RoundFinished) if e.report.round == before]
+        assert report.under_way > 0, "its outer step is still to come"
+        assert torch.equal(saved.theta, peer.life.thetas[before])
+    for peer in in_virtual_time(lambda: run_to_the_end(config, tmp_path, 4)):
+        assert any("resumed from the checkpoint" in notice.text for notice in peer.of(Notice))
+        assert peer.of(Left)[-1].finished
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
