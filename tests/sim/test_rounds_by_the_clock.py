@@ -11,6 +11,7 @@ import pytest
 from gasloc_p2p.core.types import EdgeKind, PeerId
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.events import Event, RoundFinished, RoundStarted
+from gasloc_p2p.node.report import EdgeReport
 from gasloc_p2p.simulate.clock import InlineCompute
 from gasloc_p2p.simulate.links import links_of
 from gasloc_p2p.simulate.network import Hub
@@ -26,18 +27,37 @@ MOST_OFF_S = 1.0
 PARAMETERS = 50_000
 LINKS = ("datacenter", "dsl", "mobile", "1/1/0.1/0")
 """The parameters take .2 MB: at once on the first, 1.6 s on the last."""
+SLOW_LINK = "0.12/0.12/0.1/0"
+"""13 s, longer than a round."""
+
+
+def _edges(peer: SimulatedPeer) -> list[EdgeReport]:
+    return [edge for event in peer.of(RoundFinished) for edge in event.report.edges]
+
 
 SPEEDS = ("0:0.2:6", "40:5:2", "40:0.2:3+7")
 """A step takes .5 s, and 2.5 s where it begins when its round is nearly over."""
 
 
-@pytest.mark.parametrize(("seed", "topology"), [(0, "pairs"), (1, "pairs"), (2, "ring")])
-def test_peers_are_never_more_than_one_round_apart(seed: int, topology: str) -> None:
+@pytest.mark.parametrize(
+    ("seed", "topology", "slow", "overlap"),
+    [
+        (0, "pairs", False, "false"),
+        (1, "pairs", False, "true"),
+        (2, "ring", False, "false"),
+        (3, "pairs", True, "false"),
+        (4, "ring", True, "true"),
+    ],
+)
+def test_peers_are_never_more_than_one_round_apart(
+    seed: int, topology: str, slow: bool, overlap: str
+) -> None:
     config = quick_config(
         f"run.seed={seed}",
         f"run.rounds={ROUNDS}",
         "run.closing_rounds=2",
         f"gossip.topology={topology}",
+        f"gossip.overlap={overlap}",
         "pace.mode=seconds",
         "pace.period_s=8",
         "pace.start_delay_s=3",
@@ -60,7 +80,10 @@ def test_peers_are_never_more_than_one_round_apart(seed: int, topology: str) -> 
 
     async def main() -> list[SimulatedPeer]:
         machines = machines_of(SPEEDS, PEERS)
-        hub = Hub(verify=Identity.verify, links=links_of(LINKS, PEERS), partitions=())
+        links = links_of(LINKS, PEERS)
+        if slow:
+            links = (*links[:-1], *links_of((SLOW_LINK,), 1))
+        hub = Hub(verify=Identity.verify, links=links, partitions=())
         async with hub, asyncio.TaskGroup() as tasks:
             peers = [
                 SimulatedPeer(
@@ -88,3 +111,6 @@ def test_peers_are_never_more_than_one_round_apart(seed: int, topology: str) -> 
         kinds += [edge.kind for report in trained for edge in report.edges]
     # Some are too late for the round, which makes rounds no longer and nobody late for the next.
     assert kinds.count(EdgeKind.APPLIED) > len(kinds) / 2
+    if slow:
+        late = [e for e in _edges(peers[-1]) if e.kind is EdgeKind.APPLIED and e.late > 1]
+        assert len(late) >= 3, "they last longer than a round"

@@ -109,6 +109,31 @@ def test_peers_that_become_five_times_as_slow_do_a_fifth_of_the_steps() -> None:
     assert max(waits_s) < 10, "the deadline of an edge"
 
 
+def test_of_64_peers_ten_change_their_speed_in_mid_run() -> None:
+    slower, faster, at = (3, 17, 30, 44, 61), (0, 11, 25, 40, 52), 6
+
+    def changing(later_s: float) -> ChangingCompute:
+        return ChangingCompute(step_s=STEP_S, after=at * H, later_s=later_s)
+
+    peers = swarm(
+        "run.rounds=13",
+        "run.closing_rounds=0",
+        peers=64,
+        computes={
+            **{index: changing(5 * STEP_S) for index in slower},
+            **{index: changing(STEP_S / 5) for index in faster},
+        },
+        elements=100,
+    )
+    for index, peer in enumerate(peers):
+        done = steps(peer)
+        assert [done[t] for t in range(at + 1)] == [H] * (at + 1)
+        right = 2 if index in slower else 5 * H if index in faster else H
+        assert all(abs(done[t] - right) <= 0.1 * right for t in range(at + 3, 13)), (index, done)
+    waits_s = [event.report.wait_s for peer in peers for event in peer.of(RoundFinished)]
+    assert max(waits_s) < 10, "the deadline of an edge"
+
+
 def test_of_two_peers_the_slow_one_skips_rounds_and_nobody_waits() -> None:
     slow_s = 25 * STEP_S
     peers = swarm("run.rounds=48", peers=2, computes={1: InlineCompute(step_s=slow_s)})
