@@ -1,0 +1,66 @@
+"""One slow link among four nodes: whoever is behind it takes part, and no edge fails."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.netns import star as stars
+from tests.netns.steps import inner_step
+from tests.netns.uneven import MODES, Measured, Mode, measure
+
+pytestmark = [
+    pytest.mark.p2p,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(stars.why_not()), reason=stars.why_not()),
+]
+
+
+def namespaces() -> str:
+    """Return the names of all network namespaces."""
+    return subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("mode", MODES, ids=[mode.name for mode in MODES])
+async def test_a_peer_behind_a_slow_link_takes_part_and_no_edge_fails(
+    mode: Mode, tmp_path: Path
+) -> None:
+    before = namespaces()
+    step_s, elements = await asyncio.to_thread(inner_step, mode.computing)
+    measured = await measure(mode, tmp_path, steps_s={mode.computing: step_s}, elements=elements)
+    print(shares(measured))
+    assert namespaces() == before
+    assert list(measured.exit_codes) == [0] * 4
+    slow = measured.slow
+    assert slow.mixed, "the slow peer exchanges"
+    assert slow.steps > 0, "and trains"
+    for node in measured.fast:
+        partners = {edge.partner for edge in node.mixed}
+        assert partners - {slow.peer_id}, "fast peers meet each other"
+        assert [edge for edge in node.edges if edge not in node.mixed] == []
+    assert any(edge.partner == slow.peer_id for node in measured.fast for edge in node.mixed)
+
+
+def shares(measured: Measured) -> str:
+    """Return how much of the time each node computes; not asserted, for machines are busy."""
+    return ", ".join(f"{100 * node.computes:.1f} %" for node in measured.nodes)
+
+
+async def test_everything_is_removed_when_a_star_is_left_in_a_hurry() -> None:
+    before = namespaces()
+    with pytest.raises(RuntimeError, match="in a hurry"):
+        async with stars.star([10.0, 1.0]) as machines:
+            ping = ("ping", "-c1", "-W2", machines.address(1))
+            process = await asyncio.create_subprocess_exec(
+                *machines.inside(0), *ping, stdout=asyncio.subprocess.DEVNULL
+            )
+            assert await process.wait() == 0
+            assert namespaces() != before
+            raise RuntimeError("in a hurry")
+    assert namespaces() == before
