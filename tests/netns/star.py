@@ -1,8 +1,8 @@
 """Machines around a switch, each in a network namespace behind a link of its own; Linux, as root.
 
     async with star([50.0, 50.0, 5.0]) as machines:
-        ping = ("ping", "-c1", machines.address(2))
-        await asyncio.create_subprocess_exec(*machines.inside(0), *ping)
+        dial = ("nc", machines.address(2), "4001")
+        await asyncio.create_subprocess_exec(*machines.inside(0), *dial)
 
 The switch is a namespace with a bridge, which a process can be in as well, without a limit. A link
 has the same rate in both directions, which the kernel's token bucket keeps. A process of its own
