@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gasloc_p2p.machine import this_machine
-from tests.netns.steps import MODEL, inner_step
-from tests.netns.uneven import LOCAL_STEPS, MODES, SLOW, Measured, Stretch, measure
+from tests.netns.uneven import ELEMENTS, LOCAL_STEPS, MODEL, MODES, SLOW, Measured, Stretch, measure
 
 TITLES = {
     "default": "default",
@@ -43,21 +42,14 @@ async def main() -> None:
     """Measure every mode and print the table."""
     given = arguments()
     modes = [mode for mode in MODES if mode.name in given.modes]
-    steps_s: dict[int, float] = {}
-    elements = 0
-    for at_once in {mode.computing for mode in modes}:
-        steps_s[at_once], elements = await asyncio.to_thread(inner_step, at_once)
-        print(f"{at_once} peers at once: {1e3 * steps_s[at_once]:.1f} ms a step", flush=True)
     found: list[Measured] = []
     with ExitStack() as undo:
         folder = given.keep or Path(undo.enter_context(tempfile.TemporaryDirectory()))
         for mode in modes:
             (folder / mode.name).mkdir(parents=True)
-            found.append(
-                await measure(mode, folder / mode.name, steps_s=steps_s, elements=elements)
-            )
+            found.append(await measure(mode, folder / mode.name))
             print(details(found[-1]), flush=True)
-    text = page(found, elements)
+    text = page(found)
     print(text)
     if given.page is not None:
         given.page.write_text(text)
@@ -65,7 +57,7 @@ async def main() -> None:
 
 def details(measured: Measured) -> str:
     """Return what each node spent its time on, per round."""
-    lines = [f"{measured.mode.name}: transfer {measured.transfer_s:.2f} s"]
+    lines = [f"{measured.mode.name}: {measured.mbit:.1f} Mbit/s"]
     for node in measured.nodes:
         rounds = len(node.rounds)
         exchange_s = sum(report.exchange_s for report in node.rounds)
@@ -80,7 +72,7 @@ def details(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def page(found: Sequence[Measured], elements: int) -> str:
+def page(found: Sequence[Measured]) -> str:
     """Return the section of docs/benchmarks.md about these measurements."""
     rows = "\n".join(row(measured, index) for measured in found for index in range(SLOW + 1))
     counted = "; ".join(
@@ -95,7 +87,7 @@ def page(found: Sequence[Measured], elements: int) -> str:
     return f"""## uneven: How much of the time do real nodes compute when one has a slow link?
 
 Four nodes in network namespaces around a switch, each with its own p2pd; the link of the last one
-has a tenth of the rate of the others. `{MODEL.preset}`, {elements / 1e6:.1f} M parameters as fp32,
+has a tenth of the rate of the others. `{MODEL}`, {ELEMENTS / 1e6:.1f} M parameters as fp32,
 {LOCAL_STEPS} inner steps a round.
 
 | | Node | Computes | Rounds | Stride | Steps a round | Edges mixed, of these late | Failed |
@@ -106,9 +98,10 @@ Computes: time of inner steps by wall time, from the end of the round before the
 to the end of the last, all in between included. Counted rounds ({counted}) begin once rates are
 known; a run stops right after them, so its closing rounds are not there. Nodes do not validate.
 
-Links are shaped in both directions by the kernel's token bucket. The full rate is chosen so that a
-peer's parameters take a tenth of the inner steps of a round, as measured before with as many peers
-at once; rate, and transfer by inner steps as it turned out: {links}.
+Links are shaped in both directions by the kernel's token bucket. They are alike in the first two
+rounds, and get their rates anew after each round from then on, so that at the full rate a peer's
+parameters take a tenth of the inner steps of a round; the median of that rate, and the parameters
+at it by inner steps, in the rounds that count: {links}.
 
 Made with
 

@@ -42,6 +42,10 @@ class Star:
     switch: str
     ends: tuple[str, ...]
 
+    def shape(self, end: int, mbit: float) -> None:
+        """Give the link of an end another rate, in megabits per second."""
+        _shape(self.switch, self.ends[end], end, mbit)
+
     def inside(self, end: int | None) -> tuple[str, ...]:
         """Return what to put before a command that is to run at an end; None: in the switch."""
         return ("ip", "netns", "exec", self.switch if end is None else self.ends[end])
@@ -119,9 +123,13 @@ def _connect(switch: str, name: str, end: int, mbit: float) -> None:
     _do("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
     _do("ip", "-n", name, "addr", "add", f"{_address(end)}/24", "dev", "eth0")
     _do("ip", "-n", name, "link", "set", "eth0", "up")
+    _shape(switch, name, end, mbit)
+
+
+def _shape(switch: str, name: str, end: int, mbit: float) -> None:
     burst_bytes = max(LEAST_BURST_BYTES, round(mbit * 125_000 * BURST_S))
     bucket = ("rate", f"{mbit * 1e6:.0f}bit", "burst", f"{burst_bytes}", "latency", f"{QUEUE_MS}ms")
-    for namespace, device in ((switch, port), (name, "eth0")):
+    for namespace, device in ((switch, f"port{end}"), (name, "eth0")):
         _do("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
 
 

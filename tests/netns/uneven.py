@@ -1,15 +1,19 @@
 """Four nodes, one of them behind a link ten times slower: how much of the time does each compute?
 
-At the full rate the parameters of one peer take a tenth of the time of a round's inner steps.
-Counted is a stretch of rounds in the middle of a long run, once rates are known: from the end of
-the round before the first that counts to the end of the last, everything in between included.
+At the full rate the parameters of one peer take a tenth of the time of a round's inner steps. How
+long those take depends on what else this machine does, so the links get their rates anew after each
+round; for the first two all links are alike. Counted is a stretch of rounds in the middle of a long
+run, once the nodes know these rates: from the end of the round before the first that counts to the
+end of the last, everything in between included.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,18 +22,22 @@ from gasloc_p2p.core.types import MIXED_KINDS
 from gasloc_p2p.node.events import Invitation, Online, RoundFinished
 from gasloc_p2p.node.report import EdgeReport, RoundReport
 from tests.netns.star import Star, star
-from tests.netns.steps import INNER, MODEL
 from tests.p2p.real import RealNode, RealSwarm, real_swarm, sets
 
 NODES: Final = 4
 SLOW: Final = NODES - 1
 SLOWER: Final = 10
-LOCAL_STEPS: Final = 150
+MODEL: Final = "tiny"
+ELEMENTS: Final = 1_016_960
+LOCAL_STEPS: Final = 100
+FIRST_MBIT: Final = 50.0
+TIMED_ROUND: Final = 1
+"""The first after which links get their rates; in it, too, nodes wait for nobody for long."""
 TRANSFER_SHARE: Final = 0.1
 """Transfer of one peer's parameters at the full rate, by the time of a round's inner steps."""
 SHARED: Final = (
-    f"model.preset={MODEL.preset}",
-    f"inner.batch_size={INNER.batch_size}",
+    f"model.preset={MODEL}",
+    "inner.batch_size=1",
     f"inner.local_steps={LOCAL_STEPS}",
     "inner.schedule=constant",
     "run.rounds=1000",
@@ -48,14 +56,12 @@ class Mode:
         settings: what it changes.
         first: the first round that counts.
         rounds: how many count.
-        computing: how many peers compute at once; the slow one does little if it does not overlap.
     """
 
     name: str
     settings: Sequence[str]
     first: int
     rounds: int
-    computing: int
 
     @property
     def last(self) -> int:
@@ -64,20 +70,18 @@ class Mode:
 
 
 MODES: Final = (
-    Mode(name="default", settings=(), first=5, rounds=10, computing=NODES - 1),
+    Mode(name="default", settings=(), first=6, rounds=8),
     Mode(
         name="overlap",
         settings=("gossip.overlap=true", "outer.rule=local"),
-        first=5,
-        rounds=10,
-        computing=NODES,
+        first=6,
+        rounds=8,
     ),
     Mode(
         name="diloco",
         settings=("gossip.topology=complete", "pace.adapt_steps=false"),
-        first=1,
+        first=2,
         rounds=3,
-        computing=NODES,
     ),
 )
 
@@ -128,15 +132,13 @@ class Measured:
 
     Attributes:
         mode: the mode.
-        mbit: the full rate.
-        transfer_s: seconds that one peer's parameters take at that rate.
+        mbit: the full rate in the rounds that count, their median.
         nodes: the stretch of each, the slow one last.
         exit_codes: of the nodes.
     """
 
     mode: Mode
     mbit: float
-    transfer_s: float
     nodes: Sequence[Stretch]
     exit_codes: Sequence[int | None]
 
@@ -153,37 +155,44 @@ class Measured:
     @property
     def transfer_share(self) -> float:
         """Transfer at the full rate by the time of `LOCAL_STEPS` inner steps of the fast nodes."""
-        step_s = sum(n.train_s for n in self.fast) / sum(n.steps for n in self.fast)
-        return self.transfer_s / (LOCAL_STEPS * step_s)
+        step_s = sum(node.train_s for node in self.fast) / sum(node.steps for node in self.fast)
+        return ELEMENTS * 32e-6 / self.mbit / (LOCAL_STEPS * step_s)
 
 
-async def measure(
-    mode: Mode, folder: Path, *, steps_s: Mapping[int, float], elements: int
-) -> Measured:
+async def measure(mode: Mode, folder: Path) -> Measured:
     """Run the swarm in a mode until its rounds that count are over, and end it.
 
     Args:
         mode: the mode.
         folder: an empty one, for the nodes' homes and logs.
-        steps_s: seconds of an inner step, by how many peers compute at once.
-        elements: of the model; they travel as fp32.
     """
-    transfer_s = TRANSFER_SHARE * LOCAL_STEPS * steps_s[mode.computing]
-    mbit = elements * 32e-6 / transfer_s
-    rates = [mbit / SLOWER if end == SLOW else mbit for end in range(NODES)]
-    async with star(rates) as machines:
+    async with star([FIRST_MBIT] * NODES) as machines:
         async with real_swarm(folder) as swarm:
             nodes = await _start(swarm, machines, mode)
-            for node in nodes[:SLOW]:
-                await _reach_end(node, mode.last)
+            rates_mbit = []
+            for round in range(TIMED_ROUND, mode.last + 1):
+                reports = [await _reach_end(node, round) for node in nodes[:SLOW]]
+                rates_mbit.append(full_mbit(reports))
+                if round < mode.last:
+                    await asyncio.to_thread(_shape, machines, rates_mbit[-1])
             stretches = [_stretch(node, mode) for node in nodes]
         return Measured(
             mode=mode,
-            mbit=mbit,
-            transfer_s=transfer_s,
+            mbit=statistics.median(rates_mbit[mode.first - TIMED_ROUND - 1 : -1]),
             nodes=stretches,
             exit_codes=[node.child.exit_code for node in nodes],
         )
+
+
+def full_mbit(reports: Sequence[RoundReport]) -> float:
+    """Return the rate at which one peer's parameters take a tenth of such a round's inner steps."""
+    step_s = statistics.median(report.train_s / report.local_steps for report in reports)
+    return ELEMENTS * 32e-6 / (TRANSFER_SHARE * LOCAL_STEPS * step_s)
+
+
+def _shape(machines: Star, mbit: float) -> None:
+    for end in range(NODES):
+        machines.shape(end, mbit / SLOWER if end == SLOW else mbit)
 
 
 async def _start(swarm: RealSwarm, machines: Star, mode: Mode) -> list[RealNode]:
@@ -214,12 +223,11 @@ def _finished(node: RealNode) -> list[tuple[float, RoundReport]]:
     ]
 
 
-async def _reach_end(node: RealNode, last: int) -> None:
-    """Wait until a node has finished round `last`, with patience for each round by itself."""
-    for round in range(last + 1):
-        await node.until(
-            lambda: any(report.round >= round for _, report in _finished(node)) or None  # noqa: B023 -- it is called in this turn of the loop only
-        )
+async def _reach_end(node: RealNode, round: int) -> RoundReport:
+    """Wait until a node has finished `round` or a later one, and return its report."""
+    return await node.until(
+        lambda: next((report for _, report in _finished(node) if report.round >= round), None)
+    )
 
 
 def _stretch(node: RealNode, mode: Mode) -> Stretch:
