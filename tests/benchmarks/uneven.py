@@ -98,10 +98,10 @@ Computes: time of inner steps by wall time, from the end of the round before the
 to the end of the last, all in between included. Counted rounds ({counted}) begin once rates are
 known; a run stops right after them, so its closing rounds are not there. Nodes do not validate.
 
-Links are shaped in both directions by the kernel's token bucket. They are alike in the first two
-rounds, and get their rates anew after each round from then on, so that at the full rate a peer's
-parameters take a tenth of the inner steps of a round; the median of that rate, and the parameters
-at it by inner steps, in the rounds that count: {links}.
+Links are shaped in both directions by the kernel's token bucket. After each round they get their
+rates anew, so that at the full rate a peer's parameters take a tenth of the inner steps of a round,
+however busy the machine is; the median of that rate, and the parameters at it by inner steps, in the
+rounds that count: {links}.
 
 Made with
 

@@ -1,10 +1,10 @@
 """Four nodes, one of them behind a link ten times slower: how much of the time does each compute?
 
 At the full rate the parameters of one peer take a tenth of the time of a round's inner steps. How
-long those take depends on what else this machine does, so the links get their rates anew after each
-round; for the first two all links are alike. Counted is a stretch of rounds in the middle of a long
-run, once the nodes know these rates: from the end of the round before the first that counts to the
-end of the last, everything in between included.
+long those take depends on what else this machine does, so after each round the links get their rates
+anew. Counted is a stretch of rounds in the middle of a long run, once the nodes know these rates:
+from the end of the round before the first that counts to the end of the last, everything in between
+included.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ELEMENTS: Final = 1_016_960
 LOCAL_STEPS: Final = 100
 FIRST_MBIT: Final = 50.0
 TIMED_ROUND: Final = 1
-"""The first after which links get their rates; in it, too, nodes wait for nobody for long."""
+"""The first after which links get their rates; before that one does not know the machine."""
 TRANSFER_SHARE: Final = 0.1
 """Transfer of one peer's parameters at the full rate, by the time of a round's inner steps."""
 SHARED: Final = (
@@ -166,7 +166,7 @@ async def measure(mode: Mode, folder: Path) -> Measured:
         mode: the mode.
         folder: an empty one, for the nodes' homes and logs.
     """
-    async with star([FIRST_MBIT] * NODES) as machines:
+    async with star(_rates(FIRST_MBIT)) as machines:
         async with real_swarm(folder) as swarm:
             nodes = await _start(swarm, machines, mode)
             rates_mbit = []
@@ -191,8 +191,13 @@ def full_mbit(reports: Sequence[RoundReport]) -> float:
 
 
 def _shape(machines: Star, mbit: float) -> None:
-    for end in range(NODES):
-        machines.shape(end, mbit / SLOWER if end == SLOW else mbit)
+    for end, rate in enumerate(_rates(mbit)):
+        machines.shape(end, rate)
+
+
+def _rates(mbit: float) -> list[float]:
+    """Return the rate of each end for this full rate."""
+    return [mbit / SLOWER if end == SLOW else mbit for end in range(NODES)]
 
 
 async def _start(swarm: RealSwarm, machines: Star, mode: Mode) -> list[RealNode]:
