@@ -33,20 +33,23 @@ class Child:
         self._log = log
 
     @classmethod
-    async def start(cls, name: str, arguments: Sequence[str], *, folder: Path) -> Child:
+    async def start(
+        cls, name: str, arguments: Sequence[str], *, folder: Path, before: Sequence[str] = ()
+    ) -> Child:
         """Start `gasloc ARGUMENTS` with JSON events on its output.
 
         Args:
             name: also the name of its log file in `folder`, to which it adds.
             arguments: the command and its arguments.
             folder: existing folder for the log.
+            before: a command that becomes the one that follows it, such as `nice`.
         """
         environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
         log = folder / f"{name}.log"
         own_settings = ("--set", "display.mode=json", "--set", "node.exit_with_stdin=true")
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gasloc_p2p", *arguments, *own_settings),
+                *(*before, sys.executable, "-m", "gasloc_p2p", *arguments, *own_settings),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,

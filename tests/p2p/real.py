@@ -39,17 +39,19 @@ QUICK = (
 
 
 class RealNode:
-    """One `gasloc` process and everything that it has reported."""
+    """One `gasloc` process, everything that it has reported, and when, on the loop's clock."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
         self.events: list[Event] = []
+        self.times_s: list[float] = []
         self._happened = asyncio.Condition()
 
     async def follow(self) -> None:
         async for event in self.child.events():
             async with self._happened:
                 self.events.append(event)
+                self.times_s.append(asyncio.get_running_loop().time())
                 self._happened.notify_all()
 
     async def until(self, holds: Callable[[], T | None]) -> T:
@@ -128,9 +130,13 @@ class RealSwarm:
         local = [s for s in settings if s.startswith(("node.", "data.", "net."))]
         return await self.launch(name, "join", invite, *sets(*local))
 
-    async def launch(self, name: str, *arguments: str) -> RealNode:
-        local = sets(f"node.home={self._folder / name}", 'net.listen=["/ip4/127.0.0.1/tcp/0"]')
-        node = RealNode(await Child.start(name, [*arguments, *local], folder=self._folder))
+    async def launch(
+        self, name: str, *arguments: str, address: str = "127.0.0.1", before: Sequence[str] = ()
+    ) -> RealNode:
+        """Start a process that listens at this IPv4 address; `before`: see `Child.start`."""
+        listen = f'net.listen=["/ip4/{address}/tcp/0"]'
+        command = [*arguments, *sets(f"node.home={self._folder / name}", listen)]
+        node = RealNode(await Child.start(name, command, folder=self._folder, before=before))
         self.nodes.append(node)
         self._tasks.create_task(node.follow())
         return node
