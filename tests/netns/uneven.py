@@ -1,8 +1,8 @@
 """Four nodes, one of them behind a link ten times slower: how much of the time does each compute?
 
 At the full rate the parameters of one peer take a tenth of the time of a round's inner steps. How
-long those take depends on what else this machine does, so after each round the links get their rates
-anew. Counted is a stretch of rounds in the middle of a long run, once the nodes know these rates:
+long those take depends on what else this machine does, so after each round the links get their
+rates anew. Counted is a stretch of rounds in the middle of a long run, once the nodes know these rates:
 from the end of the round before the first that counts to the end of the last, everything in between
 included.
 """
