@@ -100,8 +100,8 @@ known; a run stops right after them, so its closing rounds are not there. Nodes 
 
 Links are shaped in both directions by the kernel's token bucket. After each round they get their
 rates anew, so that at the full rate a peer's parameters take a tenth of a round's inner steps,
-however busy the machine is; the median of that rate, and the parameters at it by inner steps, in the
-rounds that count: {links}.
+however busy the machine is; the median of that rate, and the parameters at it by inner steps, in
+the rounds that count: {links}.
 
 Made with
 

@@ -2,9 +2,9 @@
 
 At the full rate the parameters of one peer take a tenth of the time of a round's inner steps. How
 long those take depends on what else this machine does, so after each round the links get their
-rates anew. Counted is a stretch of rounds in the middle of a long run, once the nodes know these rates:
-from the end of the round before the first that counts to the end of the last, everything in between
-included.
+rates anew. Counted is a stretch of rounds in the middle of a long run, once the nodes know these
+rates: from the end of the round before the first that counts to the end of the last, everything in
+between included.
 """
 
 from __future__ import annotations
