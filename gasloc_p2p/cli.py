@@ -99,7 +99,16 @@ def run_testnet(
     Ctrl-C ends all of them.
     """
     loaded = _swarm_config(
-        peers, config, set_, algorithm, rounds, topology, codec, local_steps, seed
+        peers,
+        config,
+        set_,
+        algorithm,
+        rounds,
+        topology,
+        codec,
+        local_steps,
+        seed,
+        on_one_machine=True,
     )
     from gasloc_p2p.commands import testnet as command
 
@@ -327,6 +336,7 @@ def _swarm_config(
     local_steps: int | None,
     seed: int | None,
     engine: str | None = None,
+    on_one_machine: bool = False,
 ) -> LoadedConfig:
     """Merge the options that `testnet` and `simulate` share with all other settings."""
     from gasloc_p2p.algorithms import load_algorithm
@@ -340,8 +350,12 @@ def _swarm_config(
         "inner.local_steps": local_steps,
         "simulate.engine": engine,
     }
+    defaults: dict[str, object] = {"run.id": "testnet"}
+    if on_one_machine:
+        # Its nodes are equally fast; what seems to differ is that they hinder each other.
+        defaults["pace.adapt_steps"] = False
     layers = [
-        Layer(name="default", values={"run.id": "testnet"}),
+        Layer(name="default", values=defaults),
         *_layers(file, assignments),
         Layer(name="option", values={k: v for k, v in options.items() if v is not None}),
         Layer(name="option --peers", values={"run.initial_peers": peers}),
