@@ -175,7 +175,7 @@ def test_a_slow_link_costs_rounds_and_holds_up_nobody() -> None:
         elements=4000,
     )
     slow = peers[5]
-    assert {k for t, k in strides(slow).items() if t >= 26} == {2}
+    assert {k for t, k in strides(slow).items() if t >= 26} <= {2, 3}
     assert_same_rosters(peers, since=14)
     kinds = [kind for edges in slow.edges_by_round().values() for kind in edges]
     assert kinds.count("applied") >= 0.8 * len(kinds) > 0
