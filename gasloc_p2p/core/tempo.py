@@ -34,8 +34,9 @@ as slow has the right number of steps three rounds later, and one bad round chan
 """
 SAME_SHARE: Final = 0.1
 """What makes so small a part of a round changes no steps, so that equal machines stay equal."""
-
-
+HIDDEN_SHARE: Final = 0.5
+"""With overlap, an edge that lasts this part of a round holds nobody up. One that lasts a whole one
+does: its ends come to it at different times, and if either is a bit late, the other one waits."""
 PATIENCE: Final = 1.5
 """An edge may take so many times what would have counted as slow beforehand."""
 
@@ -129,7 +130,7 @@ class Tempo:
         )
         typical_s = typical_transfer_s(told)
         # Under the inner steps there is room for longer ones than usual.
-        hidden_s = cycle_s if self._overlap else typical_s
+        hidden_s = HIDDEN_SHARE * cycle_s if self._overlap else typical_s
         is_slow = partial(is_slow_edge, typical_s=typical_s, cycle_s=cycle_s, hidden_s=hidden_s)
         self._has_slow_link = is_slow(self.rates.transfer_s)
         expected_s = {p: self.rates.expected_edge_s(p, s) for p, s in partners.items()}
