@@ -1,4 +1,4 @@
-"""One slow link among four nodes: whoever is behind it takes part, and those of the others do not fail."""
+"""One slow link among four nodes: its peer takes part, and edges between the others hold."""
 
 from __future__ import annotations
 
