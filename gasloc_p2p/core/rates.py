@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final, Protocol
 
 from gasloc_p2p.core.types import PeerId
@@ -45,7 +46,7 @@ class RateWatch:
     def __init__(self) -> None:
         self._steps_s: deque[float] = deque(maxlen=REMEMBERED_ROUNDS)
         self._exchanges_s: deque[float | None] = deque(maxlen=REMEMBERED_ROUNDS)
-        self._transfers_s: deque[float] = deque(maxlen=REMEMBERED_EDGES)
+        self._edges = 0
         self._by_partner: dict[PeerId, deque[float]] = {}
         self._exchange_s: float | None = None
         self._had_edges = False
@@ -57,8 +58,19 @@ class RateWatch:
 
     @property
     def transfer_s(self) -> float:
-        """Lower median of the seconds that the last edges took; 0 before the first."""
-        return statistics.median_low(self._transfers_s) if self._transfers_s else 0.0
+        """Seconds of the quickest of the last exchanges, two with each partner; 0 when unknown.
+
+        What a slow partner adds says nothing of one's own link.
+        """
+        if not self.knows_transfers:
+            return 0.0
+        recent = islice(reversed(self._by_partner.values()), REMEMBERED_EDGES)
+        return min(map(min, recent))
+
+    @property
+    def knows_transfers(self) -> bool:
+        """Whether enough edges have ended to tell how long they take."""
+        return self._edges >= ENOUGH
 
     @property
     def exchange_s(self) -> float | None:
@@ -79,7 +91,7 @@ class RateWatch:
             transfer_s: seconds, waiting excluded.
             awaited: whether the round went on only after it.
         """
-        self._transfers_s.append(transfer_s)
+        self._edges += 1
         seen = self._by_partner.pop(partner, None) or deque[float](maxlen=OBSERVATIONS)
         seen.append(transfer_s)
         # Whoever was met last is forgotten last.
@@ -113,7 +125,7 @@ class RateWatch:
         seen = self._by_partner.get(partner)
         if seen:
             return statistics.fmean(seen)
-        return max(self.transfer_s, told_s) if len(self._transfers_s) >= ENOUGH else told_s
+        return max(self.transfer_s, told_s) if self.knows_transfers else told_s
 
 
 def target_cycle_s(local_steps: int, rates: Iterable[Rates], *, overlap: bool = False) -> float:

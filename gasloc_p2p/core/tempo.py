@@ -190,7 +190,7 @@ class Tempo:
             # Nobody waits for this peer's edges, nor does it: its link costs it no steps.
             usual_s = typical_s
         elif usual_s is None:
-            usual_s = min(typical_s, transfer_s)
+            usual_s = min(typical_s, transfer_s or typical_s)
         same_s = SAME_SHARE * cycle_s
         left_s = cycle_s - usual_s - full * step_s
         fitting = full if abs(left_s) <= same_s else full + left_s / step_s

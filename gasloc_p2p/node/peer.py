@@ -28,6 +28,7 @@ from gasloc_p2p.core.tempo import StepPlan, Tempo
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
 from gasloc_p2p.node.checkpoint import Checkpoint, Progress
+from gasloc_p2p.node.conduct import note_conduct
 from gasloc_p2p.node.dialling import Dialling
 from gasloc_p2p.node.drift import Drift
 from gasloc_p2p.node.events import Notice, Observer
@@ -206,11 +207,12 @@ class Peer:
 
     def is_busy(self, plan: StepPlan) -> bool:
         """Whether too many edges of earlier rounds are under way for further ones to be begun."""
-        # On a slow link of its own they would only make each other slower.
-        return self.edges.late > (0 if plan.has_slow_link else MAX_LATE)
+        # On a slow link of its own they would only make each other slower, and it may be one.
+        most = MAX_LATE if self.tempo.rates.knows_transfers else 1
+        return self.edges.late > (0 if plan.has_slow_link else most)
 
     def standing(self) -> Standing:
-        """Return where this peer is; if an outer step is to come, as if it mixed nothing."""
+        """Where this peer is; if an outer step is to come, as if it mixed nothing."""
         if self.to_come is not None and self.to_come.alone is not None:
             return self.to_come.alone
         return Standing(theta=self.theta, memory=self.memory)
@@ -272,6 +274,11 @@ class Peer:
             records=self.membership.book.records_for_partner(),
             chunk_memory=self.room.memory,
         )
+
+    def rounds_apart(self, partner: PeerId) -> int:
+        """Rounds between two exchanges of the one of this peer and a partner that skips more."""
+        told = self.membership.book.newest().get(partner)
+        return max(self.membership.stride().every, told.every if told is not None else 1)
 
     def left_out(self, partner: PeerId, t: int) -> str:
         """Say why this peer leaves `partner` out in round t; empty when it does not."""
@@ -362,7 +369,16 @@ class Peer:
     def note_edge(self, t: int, outcome: EdgeOutcome, *, awaited: bool) -> None:
         """Learn from how an edge of round t ended, and whether the round waited for it."""
         self.inbox.release(t, outcome.partner)
-        self._note_conduct(t, outcome)
+        note_conduct(
+            self.guard,
+            t,
+            outcome,
+            rounds_apart=self.rounds_apart(outcome.partner),
+            awaited=awaited,
+            closing=self.is_closing(t),
+            left_out=self.left_out,
+            observe=self.observe,
+        )
         for earlier in outcome.unconfirmed:
             self.observe(
                 Notice(
@@ -382,19 +398,3 @@ class Peer:
             unconfirmed.append(t)
         else:
             unconfirmed.clear()
-
-    def _note_conduct(self, t: int, outcome: EdgeOutcome) -> None:
-        """Learn from what the partner sent; name it at a first offence and when it is left out."""
-        guard, partner, length = self.guard, outcome.partner, outcome.length
-        if outcome.mixes and not self.is_closing(t):
-            guard.accept(length)
-        what, far = outcome.offence, guard.is_far(length)
-        if far:
-            what = f"its parameters are {guard.ratio(length):.0f} times as far away as usual"
-        if not (what or outcome.mixes):
-            return
-        offences = guard.note(partner, t, offence=bool(outcome.offence), far=far)
-        left_out = self.left_out(partner, t + 1)
-        if left_out or (what and offences <= 1):
-            ending = f"; it is {left_out}" if left_out else ""
-            self.observe(Notice(text=f"{partner} in round {t}: {what}{ending}"))

@@ -209,13 +209,6 @@ def _exchange(
             peer.edges.beside(_sit_out(peer, t, partner, roster))
         return []
     awaited = {partner: peer.awaits(t, partner, plan) for partner in partners}
-    work = EdgeWork(
-        offer=offer,
-        compute=peer.compute,
-        clip=peer.guard.factor,
-        records=peer.membership.take_records,
-    )
-
     exchanges = {
         partner: peer.new_exchange(t, partner, roster, offer.scales, late=not awaited[partner])
         for partner in partners
@@ -235,7 +228,12 @@ def _exchange(
             partner=partner,
             contact=peer.dialling.contact(t, partner),
             exchange=exchange,
-            work=work,
+            work=EdgeWork(
+                offer=offer,
+                compute=peer.compute,
+                clip=lambda length: peer.guard.factor(length / peer.rounds_apart(partner)),
+                records=peer.membership.take_records,
+            ),
             deadline_s=peer.edge_deadline_s(t, partner, roster, awaited=awaited[partner]),
             met_deadline_s=pace.edge_ceiling_s if patience_s < math.inf else 0.0,
             watch=watch,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gasloc_p2p.core.rates import (
+    REMEMBERED_EDGES,
     REMEMBERED_PARTNERS,
     RateWatch,
     is_slow_edge,
@@ -60,11 +61,16 @@ def test_a_round_without_steps_or_edges_teaches_nothing() -> None:
     assert rates.exchange_s == 1.0
 
 
-def test_a_transfer_is_the_lower_median_of_the_last_ones() -> None:
-    assert watch(4.0).transfer_s == 4.0
+def test_a_transfer_is_as_quick_as_the_quickest_of_the_last_ones() -> None:
+    assert watch(4.0).transfer_s == 0.0, "its only partner may have been slow"
     assert watch(4.0, 1.0).transfer_s == 1.0
-    assert watch(*[1.0] * 4, *[9.0] * 4).transfer_s == 1.0
-    assert watch(*[1.0] * 4, *[9.0] * 5).transfer_s == 9.0
+    assert watch(1.0, 9.0, 9.0).transfer_s == 9.0, "the link has become slow"
+    rates = watch(9.0, 9.0)
+    rates.note_edge("quick", 1.0)
+    assert rates.transfer_s == 1.0
+    for n in range(REMEMBERED_EDGES):
+        rates.note_edge(str(n), 9.0)
+    assert rates.transfer_s == 9.0
 
 
 def test_an_exchange_lasts_as_long_as_the_longest_edge_that_is_awaited() -> None:
@@ -84,7 +90,7 @@ def test_an_exchange_lasts_as_long_as_the_longest_edge_that_is_awaited() -> None
 def test_an_edge_is_expected_to_take_what_the_last_two_took() -> None:
     rates = watch(5.0, 1.0, 2.0)
     assert rates.expected_edge_s("a", 9.0) == 1.5
-    assert rates.expected_edge_s("b", 1.0) == 2.0, "this peer's own"
+    assert rates.expected_edge_s("b", 0.5) == 1.0, "this peer's own"
     assert rates.expected_edge_s("b", 3.0) == 3.0
     assert watch(5.0).expected_edge_s("b", 1.0) == 1.0, "its only partner may have been slow"
 
