@@ -164,7 +164,7 @@ def test_nobody_waits_for_a_slow_link(overlap: str) -> None:
     assert all(edge.late > 0 for edge in applied)
     slow = [r for r in reports(uneven[SLOW]) if SETTLED <= r.round < ROUNDS]
     trained_s = sum(r.train_s for r in slow)
-    assert trained_s > 0.6 * sum(s for t, s in rounds_s(uneven[SLOW]).items() if t >= SETTLED)
+    assert trained_s > 0.5 * sum(s for t, s in rounds_s(uneven[SLOW]).items() if t >= SETTLED)
     assert all(r.wait_s < 0.1 for r in slow)
     at_once = 0
     for report in reports(uneven[SLOW]):

@@ -38,7 +38,7 @@ def test_the_last_standing_is_what_the_report_says(algorithm: str, engine: str) 
     assert points[-1].averaged_val_loss == report.averaged_val_loss
     # On the complete graph nobody begins a round before all have ended the one before.
     for point, of_round in zip(points[1:], report.curve, strict=True):
-        assert point.time_s == pytest.approx(of_round.time_s)
+        assert point.time_s == pytest.approx(of_round.time_s, rel=0.01)
         assert point.own_val_loss == pytest.approx(of_round.val_loss)
 
 
