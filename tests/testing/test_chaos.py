@@ -21,7 +21,7 @@ QUICK_NANO_SEEDS, NANO_SEEDS = 0, 3
 NEVER_GIVES_UP = """
 from gasloc_p2p.node.peer import Peer
 
-Peer.edge_deadline_s = lambda *_: 1e9
+Peer.edge_deadline_s = lambda *_, **__: 1e9
 """
 REPEATS_A_ROUND = """
 from gasloc_p2p.core.pace import StepsPace
