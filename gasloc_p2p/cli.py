@@ -166,8 +166,8 @@ def study(
     name: Annotated[
         str,
         typer.Argument(
-            help="multi-step, single-step, local-steps, outer-sensitivity, topology, poison or "
-            "codec (docs/benchmarks.md)."
+            help="multi-step, single-step, local-steps, outer-sensitivity, topology, poison, "
+            "codec or straggler (docs/benchmarks.md)."
         ),
     ],
     out: Annotated[
