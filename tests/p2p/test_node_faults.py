@@ -17,8 +17,7 @@ from tests.p2p.real import RealNode, real_swarm
 pytestmark = [pytest.mark.p2p, pytest.mark.timeout(240)]
 
 PACES = {
-    # With steps that adapt, what the others do while one stands still depends on the machine.
-    "steps": ("pace.adapt_steps=false",),
+    "steps": (),
     "seconds": (
         "pace.mode=seconds",
         "pace.period_s=2.5",
