@@ -126,7 +126,7 @@ def last_thetas(peers: Iterable[SimulatedPeer]) -> Tensor:
     return torch.stack([peer.life.thetas[max(peer.life.thetas)] for peer in peers]).double()
 
 
-@pytest.mark.parametrize("codec", ["none", "bf16", "mod8"])
+@pytest.mark.parametrize("codec", ["none", pytest.param("bf16", marks=pytest.mark.slow), "mod8"])
 @pytest.mark.parametrize(
     ("topology", "settings"),
     [
