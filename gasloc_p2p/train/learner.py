@@ -13,7 +13,6 @@ from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.train.data import (
     Corpus,
     SampleCursor,
-    count_windows,
     load_corpus,
     validation_windows,
 )
@@ -25,6 +24,7 @@ from gasloc_p2p.train.inner_state import (
 )
 from gasloc_p2p.train.model import PRESETS, build_model
 from gasloc_p2p.train.parameters import ParameterView
+from gasloc_p2p.train.samples import Samples, TextSamples
 from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
 
 _VALIDATION_BATCH = 32
@@ -39,34 +39,26 @@ class Learner:
 
     Attributes:
         parameters_view: the model's parameters as a flat vector.
-        cursor: the peer's next sample.
+        samples: the peer's own.
+
+    Args:
+        model: fp32 on the CPU.
+        samples: what it trains on.
+        validation: the held-out windows, int64 [windows, sequence_length + 1].
+        inner: settings of the inner optimizer.
 
     Raises:
-        DataError: the training or the validation text is shorter than one window.
         ConfigError: the model cannot be mixed, see `ParameterView`.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        corpus: Corpus,
-        inner: InnerConfig,
-        *,
-        seed: int,
-        peer_id: PeerId,
-        sequence_length: int,
-        validation_tokens: int,
+        self, model: nn.Module, samples: Samples, validation: Tensor, inner: InnerConfig
     ) -> None:
-        count_windows(corpus.train, sequence_length, part="training")
         self.parameters_view = ParameterView(model)
-        self.cursor = SampleCursor(seed=seed, peer_id=peer_id)
+        self.samples = samples
         self._model = model.train()
-        self._train = corpus.train
         self._inner = inner
-        self._sequence_length = sequence_length
-        self._validation = validation_windows(
-            corpus.validation, tokens=validation_tokens, sequence_length=sequence_length
-        )
+        self._validation = validation
         self._trainable = [value for value in model.parameters() if value.requires_grad]
         self._optimizer = _adamw(self._trainable, inner)
         self._warmup_steps_left = 0
@@ -151,7 +143,7 @@ class Learner:
                     part.copy_(found[name])
         return ModelState(
             tensors=tensors,
-            next_sample=self.cursor.next_sample,
+            next_sample=self.samples.next_sample,
             warmup_steps_left=self._warmup_steps_left,
         )
 
@@ -168,7 +160,7 @@ class Learner:
                 STEP: state.tensors[STEP][index].to(parameter.device, copy=True),
                 **{name: torch.empty_like(parameter).copy_(part) for name, part in parts.items()},
             }
-        self.cursor.next_sample = state.next_sample
+        self.samples.next_sample = state.next_sample
         self._warmup_steps_left = state.warmup_steps_left
 
     def restart_optimizer(self, *, warmup_steps: int) -> None:
@@ -196,11 +188,7 @@ class Learner:
 
     def _backward(self) -> float:
         """Leave the gradient on the next batch in the parameters and return the loss."""
-        tokens = self.cursor.batch(
-            self._train,
-            batch_size=self._inner.batch_size,
-            sequence_length=self._sequence_length,
-        )
+        tokens = self.samples.batch(self._inner.batch_size)
         self._optimizer.zero_grad()
         loss = self._loss(tokens)
         torch.autograd.backward(loss)
@@ -256,14 +244,19 @@ def build_learner(
     Raises:
         DataError: the text is missing, unreadable or too small.
     """
+    text = load_corpus(data) if corpus is None else corpus
+    sequence_length = PRESETS[model.preset].sequence_length
     return Learner(
         build_model(model.preset, seed),
-        load_corpus(data) if corpus is None else corpus,
+        TextSamples(
+            text=text.train,
+            cursor=SampleCursor(seed=seed, peer_id=peer_id),
+            sequence_length=sequence_length,
+        ),
+        validation_windows(
+            text.validation, tokens=data.validation_tokens, sequence_length=sequence_length
+        ),
         inner,
-        seed=seed,
-        peer_id=peer_id,
-        sequence_length=PRESETS[model.preset].sequence_length,
-        validation_tokens=data.validation_tokens,
     )
 
 

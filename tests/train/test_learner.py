@@ -71,7 +71,7 @@ def test_step_returns_the_loss_of_the_next_batch_before_the_update() -> None:
     batch = cursor.batch(CORPUS.train, batch_size=8, sequence_length=64)
     trained = learner()
     assert trained.step(LR) == pytest.approx(loss_of(build_model("nano", 3), batch), rel=1e-5)
-    assert trained.cursor.next_sample == cursor.next_sample == 8
+    assert trained.samples.next_sample == cursor.next_sample == 8
 
 
 def test_validation_loss_is_the_mean_over_the_fixed_windows() -> None:
@@ -153,7 +153,7 @@ def test_load_keeps_the_moments() -> None:
     assert torch.equal(plain.theta(), reloaded.theta())
     fresh = learner()
     fresh.load(plain.theta())
-    fresh.cursor.next_sample = plain.cursor.next_sample
+    fresh.samples.next_sample = plain.samples.next_sample
     for one in (plain, fresh):
         one.step(LR)
     assert not torch.equal(plain.theta(), fresh.theta())
@@ -168,7 +168,7 @@ def test_gradient_that_is_not_finite_changes_nothing() -> None:
     poisoned.load(bad)
     assert poisoned.step(LR) != poisoned.step(LR), "the loss is NaN"
     poisoned.load(good)
-    plain.cursor.next_sample += 16
+    plain.samples.next_sample += 16
     for one in (plain, poisoned):
         one.step(LR)
     assert torch.equal(plain.theta(), poisoned.theta())

@@ -1,0 +1,64 @@
+"""What a peer trains on, window by window, in an order of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from gasloc_p2p.train.data import SampleCursor, count_windows
+
+
+class Samples(Protocol):
+    """A peer's windows of tokens, in an order that follows from the run's seed and its identity.
+
+    Attributes:
+        next_sample: the number of the next window; all that a checkpoint has to keep.
+    """
+
+    next_sample: int
+
+    def batch(self, windows: int) -> Tensor:
+        """Return the next windows, int64 [windows, sequence_length + 1], and move past them.
+
+        Raises:
+            DataError: they cannot be had.
+        """
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class TextSamples:
+    """Windows at random places of a text in memory.
+
+    Attributes:
+        text: uint8 [bytes].
+        cursor: which windows.
+        sequence_length: tokens that a window predicts.
+
+    Raises:
+        DataError: the text is shorter than one window.
+    """
+
+    text: Tensor
+    cursor: SampleCursor
+    sequence_length: int
+
+    def __post_init__(self) -> None:
+        count_windows(self.text, self.sequence_length, part="training")
+
+    @property
+    def next_sample(self) -> int:
+        """The number of the next window."""
+        return self.cursor.next_sample
+
+    @next_sample.setter
+    def next_sample(self, sample: int) -> None:
+        self.cursor.next_sample = sample
+
+    def batch(self, windows: int) -> Tensor:
+        """Return the next windows, int64 [windows, sequence_length + 1], and move past them."""
+        return self.cursor.batch(
+            self.text, batch_size=windows, sequence_length=self.sequence_length
+        )
