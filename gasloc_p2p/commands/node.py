@@ -117,6 +117,10 @@ def start(loaded: LoadedConfig) -> None:
                     digest=manifest.digest,
                 )
                 _warn_of_loopback(invite, observe)
+                # Reading a large model takes longer than those who join are ready to wait.
+                await network.publish_manifest(
+                    invite.run_id, manifest.encode(), deadline_s=MANIFEST_DEADLINE_S
+                )
                 observe(Invitation(invite=invite.encode()))
                 if "run.id" not in loaded.origins:
                     observe(Notice(text=f"to resume this run later: --set run.id={config.run.id}"))

@@ -11,7 +11,7 @@ import pytest
 
 from gasloc_p2p.core.errors import BootstrapUnreachableError, ManifestError
 from gasloc_p2p.core.exchange import Exchange, Finished
-from gasloc_p2p.core.manifest import Invite, parse_invite
+from gasloc_p2p.core.manifest import Invite, parse_invite, parse_manifest
 from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.core.wire import PROTOCOL_VERSION, Hello, pack_message
 from gasloc_p2p.net.identity import Identity
@@ -20,7 +20,7 @@ from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.node.dialling import EXCHANGE_PROTOCOL
 from gasloc_p2p.node.events import Invitation, Notice
 from tests.cli.test_cli import assert_explained, gasloc
-from tests.p2p.real import RealNode, real_swarm
+from tests.p2p.real import RealNode, real_swarm, stop_process
 
 pytestmark = [pytest.mark.p2p, pytest.mark.timeout(180)]
 
@@ -101,6 +101,22 @@ async def test_an_invite_with_a_foreign_manifest_is_explained(tmp_path: Path) ->
             *("--set", "net.listen=/ip4/127.0.0.1/tcp/0"),
         )
     assert_explained(result, ManifestError, "nobodys")
+
+
+async def test_an_invite_is_good_before_its_founder_has_a_model(tmp_path: Path) -> None:
+    async with real_swarm(tmp_path) as swarm:
+        entry = await swarm.bootstrap()
+        founder = await swarm.found("run", entry)
+        invite = parse_invite((await founder.first(Invitation)).invite)
+        stop_process(founder.child.pid)
+        config = NetConfig(listen=("/ip4/127.0.0.1/tcp/0",), bootstrap=tuple(entry))
+        network = await Libp2pNetwork.create(Identity.derived(seed=99, index=0), config)
+        try:
+            found = await network.fetch_manifest("run", invite.digest, deadline_s=DEADLINE_S)
+        finally:
+            await network.aclose()
+        assert found is not None
+        assert parse_manifest(found, invite.digest).run_id == "run"
 
 
 def test_an_unreachable_bootstrap_is_named_with_its_reason(tmp_path: Path) -> None:
