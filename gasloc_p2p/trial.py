@@ -45,11 +45,39 @@ def try_rule(rule: OuterRule) -> None:
                 raise ValueError("it changes one of the tensors that it is given")
             if not (isinstance(returned, tuple) and len(returned) == 2):
                 raise TypeError("`step` must return the parameters and an OuterState")
-            theta, state = returned
-            if not isinstance(state, OuterState):
+            stepped, kept = returned
+            if not isinstance(kept, OuterState):
                 raise TypeError("the second value that `step` returns must be an OuterState")
-            _check(theta, "step", ELEMENTS)
-            _check(state.memory, "memory", ELEMENTS)
+            _check(stepped, "step", ELEMENTS)
+            _check(kept.memory, "memory", ELEMENTS)
+            _check_part(rule, given, stepped, kept)
+            theta, state = stepped, kept
+
+
+def _check_part(
+    rule: OuterRule, given: Sequence[Tensor], stepped: Tensor, kept: OuterState
+) -> None:
+    """Check that a step over half of the parameters is half of the step over all of them.
+
+    Args:
+        rule: which.
+        given: theta, theta_h, the mix and the memory before the step.
+        stepped, kept: what the step over all parameters returned.
+
+    Raises:
+        ValueError: it is not.
+    """
+    theta, theta_h, mixed, memory = given
+    half = slice(ELEMENTS // 2)
+    part, state = rule.step(
+        theta[half],
+        theta_h[half],
+        mixed.view(rule.vectors, -1)[:, half].flatten(),
+        OuterState(memory=memory[half]),
+    )
+    for found, whole in ((part, stepped), (state.memory, kept.memory)):
+        if not torch.allclose(found, whole[half], rtol=1e-4, atol=1e-6):
+            raise ValueError("what `step` does to a parameter depends on other parameters")
 
 
 def try_topology(name: str) -> None:

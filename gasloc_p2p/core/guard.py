@@ -16,8 +16,6 @@ from collections import deque
 from typing import Final
 
 import msgspec
-import torch
-from torch import Tensor
 
 from gasloc_p2p.core.types import PeerId
 
@@ -36,18 +34,6 @@ OFFENCES: Final = 3
 RECENT_EDGES: Final = 8
 EXCLUSION_ROUNDS: Final = 32
 MAX_OFFENDERS: Final = 256
-_AT_ONCE: Final = 1 << 20
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """Return ||a - b|| of two flat fp32 vectors, summed in fp64.
-
-    It is infinite or NaN exactly when an element of a - b, in fp32, is.
-    """
-    squares = 0.0
-    for mine, theirs in zip(*(torch.split(x, _AT_ONCE) for x in (a, b)), strict=True):
-        squares += float((mine - theirs).to(torch.float64).square_().sum())
-    return math.sqrt(squares)
 
 
 class Conduct(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,8 +36,8 @@ class OuterRule(ABC):
     """One outer update, applied by each peer alone; a subclass needs a `name` and a `step`.
 
     Every method takes and returns tensors of one dtype (fp32 or fp64), changes none of its
-    arguments, and treats every parameter alike: the last dimension is that of the parameters, and
-    others may come before it.
+    arguments, and treats every parameter alike and by itself: the last dimension is that of the
+    parameters, of which a node passes a part at a time, and others may come before it.
 
     Attributes:
         lr: eta.

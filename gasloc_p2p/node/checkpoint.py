@@ -31,10 +31,10 @@ from gasloc_p2p.core.errors import CheckpointError
 from gasloc_p2p.core.guard import GuardState
 from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.core.vectors import is_finite
 from gasloc_p2p.node.report import RoundReport
 from gasloc_p2p.node.sealed import (
     DTYPE_NAMES,
-    PIECE_BYTES,
     DamagedFileError,
     read_sealed,
     sync_folder,
@@ -366,14 +366,8 @@ def _refuse_unfit(checkpoint: Checkpoint) -> None:
             )
         if tensor.dtype not in DTYPE_NAMES:
             raise DamagedCheckpointError(f"{name} is {tensor.dtype}")
-        if not _is_finite(tensor):
+        if not is_finite(tensor):
             raise DamagedCheckpointError(f"{name} has values that are not finite")
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    # In parts, for the test itself takes as much memory again.
-    parts = torch.split(tensor.reshape(-1), PIECE_BYTES)
-    return all(bool(torch.isfinite(part).all()) for part in parts)
 
 
 def _set_aside(place: Path) -> None:

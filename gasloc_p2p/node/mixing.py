@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gasloc_p2p.core.types import EdgeOutcome
+from gasloc_p2p.core.vectors import is_finite, outer_step
 from gasloc_p2p.node.late import OuterStepToCome, UnderWay
 from gasloc_p2p.node.peer import Peer
 
@@ -78,7 +79,7 @@ async def _outer_step(peer: Peer, to_come: OuterStepToCome, edges: Sequence[Unde
     theta_h = to_come.theta_h
     mixed = await peer.compute.run(lambda: _mixed(peer, edges, to_come.outgoing))
     theta, memory = await peer.compute.run(
-        lambda: to_come.rule.step(peer.theta, theta_h, mixed, peer.memory)
+        lambda: outer_step(to_come.rule, peer.theta, theta_h, mixed, peer.memory)
     )
     if not await peer.compute.run(lambda: is_finite(theta, memory.memory)):
         await peer.take_back(to_come.round, "the outer step")
@@ -123,8 +124,3 @@ def _note(peer: Peer, course: Course, edges: Sequence[UnderWay]) -> None:
     for edge in edges:
         peer.note_edge(edge.round, edge.outcome, awaited=edge.awaited)
         course.edges.append((edge.round, edge.outcome))
-
-
-def is_finite(*tensors: Tensor) -> bool:
-    """Whether all elements are finite numbers."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -148,6 +149,8 @@ class Node:
                 peer.inbox.close()
             await self._say_goodbye()
             if self._saver is not None:
+                if self._begun and self._latest is None:
+                    await self._take_down()
                 await self._saver.finish(self._latest, deadline_s=LAST_CHECKPOINT_DEADLINE_S)
             for task in saving:
                 task.cancel()
@@ -207,20 +210,27 @@ class Node:
 
     async def _remember(self, *, always: bool = False) -> None:
         """Take down the state at the start of a round, which leaving keeps, and save it if due."""
-        peer = self._peer
-        peer.model_state = await peer.compute.run(peer.learner.state)
-        if self._saver is None:
-            return
-        self._latest = peer.checkpoint(
-            self._round,
-            run_id=self._manifest.run_id,
-            reports=self._reports,
-            trained=self._trained,
-        )
+        await self._take_down()
         every = self._config.checkpoint.every_rounds
-        if always or (every and self._round // every > self._offered_round // every):
+        due = every and self._round // every > self._offered_round // every
+        if self._saver is not None and self._latest is not None and (always or due):
             self._offered_round = self._round
             self._saver.offer(self._latest)
+
+    async def _take_down(self) -> None:
+        """Copy the state at the start of a round; the moments are twice as large as the model."""
+        peer = self._peer
+        # The old copy goes before there is another one.
+        self._latest = None
+        peer.model_state = dataclasses.replace(peer.model_state, tensors={})
+        peer.model_state = await peer.compute.run(peer.learner.state)
+        if self._saver is not None:
+            self._latest = peer.checkpoint(
+                self._round,
+                run_id=self._manifest.run_id,
+                reports=self._reports,
+                trained=self._trained,
+            )
 
     def _round_after(self, report: RoundReport) -> tuple[int, bool]:
         """Return the next round, and whether this peer slept through rounds on the way to it.

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from gasloc_p2p.core.codecs import Offer
 from gasloc_p2p.core.exchange import Exchange
-from gasloc_p2p.core.guard import distance
 from gasloc_p2p.core.outer import OuterRule
 from gasloc_p2p.core.roster import Roster
 from gasloc_p2p.core.tempo import StepPlan
 from gasloc_p2p.core.topology import Graph, build_graph
 from gasloc_p2p.core.types import EdgeOutcome, PeerId
+from gasloc_p2p.core.vectors import distance, is_finite, outer_step
 from gasloc_p2p.core.wire import RefuseCode
 from gasloc_p2p.node.edge import EdgeWork, Watch, run_edge
 from gasloc_p2p.node.events import RoundStarted
 from gasloc_p2p.node.few_words import decline_edge
 from gasloc_p2p.node.late import OuterStepToCome, Standing, UnderWay
-from gasloc_p2p.node.mixing import Course, is_finite, take_in
+from gasloc_p2p.node.mixing import Course, take_in
 from gasloc_p2p.node.peer import Peer
 from gasloc_p2p.node.report import RoundReport, round_report
 
@@ -180,7 +180,8 @@ def _contribute(peer: Peer, rule: OuterRule, t: int) -> tuple[Tensor, Tensor, bo
 
 def _step_alone(peer: Peer, rule: OuterRule, theta_h: Tensor, outgoing: Tensor) -> Standing:
     """Go on from where the outer step leads without a mix, which comes later."""
-    theta, memory = rule.step(peer.theta, theta_h, outgoing, peer.memory)
+    unmixed = peer.room.copy(outgoing)
+    theta, memory = outer_step(rule, peer.theta, theta_h, unmixed, peer.memory)
     peer.learner.load(theta)
     return Standing(theta=theta, memory=memory)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from gasloc_p2p.core.assembly import FIRST_BLOCK_S, Assembly, block_deadline_s
@@ -34,6 +33,7 @@ from gasloc_p2p.core.transfer import (
     unpack_answer,
 )
 from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.core.vectors import is_finite
 from gasloc_p2p.node.letters import read_into, read_message
 
 ATTEMPTS: Final = 2
@@ -157,7 +157,7 @@ class _Joiner:
         self.assembly.forget()
         await self._receive(donor)
         theta, memory = self.assembly.vectors()
-        if not await self.compute.run(lambda: _is_finite(theta) and _is_finite(memory)):
+        if not await self.compute.run(lambda: is_finite(theta) and is_finite(memory)):
             raise TransferError("the parameters are not finite numbers")
         remarks = await self._compare(donor, told)
         failed = [f"{peer} handed over no parameters: {why}" for peer, why in self.failures.items()]
@@ -270,11 +270,6 @@ class _Joiner:
 async def _ask(stream: Stream, request: Request, limit_bytes: int) -> Offer | Summary:
     await stream.write(pack_message(request))
     return unpack_answer(await read_message(stream, limit_bytes=limit_bytes))
-
-
-def _is_finite(vector: Tensor) -> bool:
-    # torch needs more than the memory of what it is given.
-    return all(bool(torch.isfinite(part).all()) for part in torch.split(vector, _AT_ONCE))
 
 
 def _now_s() -> float:

@@ -128,6 +128,7 @@ def test_built_in_codecs_pass(name: str) -> None:
         ("short", "return mixed[:2], state", r"`step` has shape \[2\], expected \[5\]"),
         ("memory", "return mixed, OuterState(memory=mixed[:1])", r"`memory` has shape \[1\]"),
         ("infinite", "return mixed / 0, state", "`step` has values that are not finite"),
+        ("norm", "return mixed / mixed.norm(), state", "depends on other parameters"),
         ("in-place", "return theta_start.sub_(mixed), state", "changes one of the tensors"),
     ],
 )

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gasloc_p2p.core.codecs import CODECS, CastCodec, CodesError, codec_named, register_codec
 from gasloc_p2p.core.errors import ConfigError
-from gasloc_p2p.core.guard import distance
 from gasloc_p2p.core.outer import MixPart, mix
+from gasloc_p2p.core.vectors import distance
 from tests.core.coding import NAMES, edge, normal, offer
 
 EVERY_CODEC = pytest.mark.parametrize("name", NAMES)

@@ -20,9 +20,9 @@ from gasloc_p2p.core.guard import (
     RECENT_EDGES,
     Guard,
     GuardState,
-    distance,
 )
 from gasloc_p2p.core.outer import MixPart, mix
+from gasloc_p2p.core.vectors import distance
 
 lengths = st.floats(0.0, 1e30)
 

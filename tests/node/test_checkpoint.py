@@ -468,4 +468,4 @@ def test_killed_at_any_moment_a_whole_checkpoint_is_left(tmp_path: Path, course:
         store.write(small_checkpoint(20))
         assert len(store.rounds()) == min(keep, 1 + (value > 0)), line
         assert names_in(folder) == [f"round-{round:08d}" for round in sorted(store.rounds())]
-    assert len(left_over) > 10, "many moments are in the middle of something"
+    assert len(left_over) > 5, "many moments are in the middle of something"
