@@ -50,8 +50,7 @@ class Saver:
             await self._offered.wait()
             self._offered.clear()
             while self._pending is not None:
-                checkpoint, self._pending = self._pending, None
-                await self._write(checkpoint)
+                await self._write_pending(self._pending)
             self._idle.set()
 
     async def finish(self, checkpoint: Checkpoint | None, *, deadline_s: float) -> bool:
@@ -76,7 +75,9 @@ class Saver:
             return False
         return not self._failing
 
-    async def _write(self, checkpoint: Checkpoint) -> None:
+    async def _write_pending(self, checkpoint: Checkpoint) -> None:
+        # A checkpoint that is written must not be held by anything: it is large.
+        self._pending = None
         round = checkpoint.progress.round
         why = await self._compute.aside(partial(self._attempt, checkpoint))
         if self._abandoned:
