@@ -134,16 +134,18 @@ def target_cycle_s(local_steps: int, rates: Iterable[Rates], *, overlap: bool = 
     The lower median of `local_steps` steps and one exchange after them, or under them where rounds
     overlap. It follows from how fast peers are and not from how many steps they do, so it does not
     drift as they adapt to it, and a minority of liars leaves it between two values that honest
-    peers tell.
+    peers tell. Who does not tell how long exchanges take yet counts as usual.
     """
-    both = [(local_steps * peer.step_s, peer.transfer_s) for peer in rates if peer.step_s > 0]
+    told = [peer for peer in rates if peer.step_s > 0]
+    usual_s = typical_transfer_s(told)
+    both = [(local_steps * peer.step_s, peer.transfer_s or usual_s) for peer in told]
     cycles_s = [max(parts_s) if overlap else sum(parts_s) for parts_s in both]
     return statistics.median_low(cycles_s) if cycles_s else 0.0
 
 
 def typical_transfer_s(rates: Iterable[Rates]) -> float:
     """Return the lower median of the seconds per exchange that peers tell; 0 when nobody does."""
-    transfers_s = [peer.transfer_s for peer in rates if peer.step_s > 0]
+    transfers_s = [peer.transfer_s for peer in rates if peer.step_s > 0 and peer.transfer_s > 0]
     return statistics.median_low(transfers_s) if transfers_s else 0.0
 
 

@@ -183,20 +183,22 @@ class Tempo:
         step_s, cycle_s = self.rates.step_s, every * self._cycle_s
         if not self._adapt or self._period_s or not (step_s and cycle_s):
             return full
-        usual_s, transfer_s = self.rates.exchange_s, self.rates.transfer_s
+        # An exchange costs this peer at least what it counts for in the swarm's round. Else peers
+        # that are all alike, and wait for none of their edges, would all be faster than the rest.
+        transfer_s = self.rates.transfer_s or typical_s
+        usual_s = min(typical_s, transfer_s)
         if self._overlap:
-            usual_s = 0.0
-        elif self._late and is_slow_edge(transfer_s, typical_s, self._cycle_s):
-            # Nobody waits for this peer's edges, nor does it: its link costs it no steps.
-            usual_s = typical_s
-        elif usual_s is None:
-            usual_s = min(typical_s, transfer_s or typical_s)
+            free_s = cycle_s - full * step_s
+            usual_s = max(0.0, min(free_s, transfer_s - full * step_s))
+        elif not (self._late and is_slow_edge(transfer_s, typical_s, self._cycle_s)):
+            # Otherwise nobody waits for its edges, nor does it: its link costs it no steps.
+            usual_s = max(usual_s, self.rates.exchange_s or 0.0)
         same_s = SAME_SHARE * cycle_s
         left_s = cycle_s - usual_s - full * step_s
         fitting = full if abs(left_s) <= same_s else full + left_s / step_s
         base = self._bounded(fitting, every)
         self._before = base, every
-        extra_s = 0.0 if self._overlap else exchange_s - usual_s
+        extra_s = exchange_s - usual_s if typical_s and not self._overlap else 0.0
         return max(1, _whole(base - extra_s / step_s)) if extra_s > same_s else base
 
     def _bounded(self, fitting: float, every: int) -> int:

@@ -387,10 +387,13 @@ class Peer:
                 )
             )
         transfer_s = outcome.elapsed_s - outcome.wait_s
-        if outcome.kind is EdgeKind.TIMED_OUT:
-            transfer_s *= TIMED_OUT_FACTOR
-        if outcome.mixes or (outcome.kind is EdgeKind.TIMED_OUT and transfer_s > 0):
-            self.tempo.rates.note_edge(outcome.partner, transfer_s, awaited=awaited)
+        timed_out, rates = outcome.kind is EdgeKind.TIMED_OUT and transfer_s > 0, self.tempo.rates
+        if timed_out:
+            # It says how long an exchange takes at least, so it can only be another reason to wait.
+            known_s = rates.expected_edge_s(outcome.partner, 0.0)
+            transfer_s = max(TIMED_OUT_FACTOR * transfer_s, known_s)
+        if outcome.mixes or timed_out:
+            rates.note_edge(outcome.partner, transfer_s, awaited=awaited)
         if not outcome.mixes:
             return
         unconfirmed = self._unconfirmed.setdefault(outcome.partner, deque(maxlen=MAX_UNCONFIRMED))

@@ -109,8 +109,9 @@ def test_partners_met_long_ago_are_forgotten() -> None:
 
 def test_the_cycle_is_that_of_the_median_peer() -> None:
     told = [Told(1.0, 5.0), Told(2.0, 0.0), Told(9.0, 9.0), Told(3.0, 1.0), Told(0.0, 1.0)]
-    assert target_cycle_s(10, told) == 20.0
-    assert typical_transfer_s(told) == 1.0
+    assert target_cycle_s(10, told) == 25.0, "who tells of no exchange counts as usual"
+    assert target_cycle_s(10, told, overlap=True) == 20.0
+    assert typical_transfer_s(told) == 5.0
     assert target_cycle_s(10, [Told(0.0, 1.0)]) == typical_transfer_s([Told(0.0, 1.0)]) == 0.0
 
 

@@ -262,6 +262,26 @@ def test_under_overlap_exchanges_cost_no_steps() -> None:
     assert (plan.steps, set(plan.slow), plan.has_slow_link) == (H, {"p"}, True)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_peers_that_are_alike_do_the_usual_steps_however_long_exchanges_are(overlap: bool) -> None:
+    tempo = Tempo(local_steps=H, late=True, overlap=overlap)
+    peer = Machine(tempo, step_s=0.1, transfer_s=50.0, late=True)
+    for _ in range(9):
+        plan = peer.round([Told(0.1, 50.0)], {"p": 50.0})
+        assert (plan.steps, plan.reason) == (H, "")
+        tempo.rates.note_edge("p", 50.0, awaited=False)
+        peer.wanted = tempo.note_round(steps=H, train_s=3.0)
+    assert peer.wanted == 1
+    faster = peer.round([Told(0.1, 90.0)] * 2, {"p": 90.0})
+    assert faster.reason == "faster than most: 90 of 30 steps"
+
+
+def test_edges_cost_no_steps_while_nobody_tells_what_is_usual() -> None:
+    peer = machine(transfer_s=2.0, late=True)
+    others = [Told(0.1, 0.0)]
+    assert [peer.round(others, {"p": 2.0}).steps for _ in range(2)] == [H, H]
+
+
 def test_patience_follows_from_what_is_usual() -> None:
     tempo = Tempo(local_steps=H, late=True)
     assert tempo.plan(others=[], partners={"p": 0.0}).patience_s == 0, "nothing is known"

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+import pytest
+
 from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.events import RoundFinished
@@ -183,3 +185,41 @@ def test_a_slow_link_costs_rounds_and_holds_up_nobody() -> None:
         assert median(steps(peer).values()) == H
     waits_s = [e.report.wait_s for p in peers[:5] for e in p.of(RoundFinished)]
     assert median(waits_s) < 0.1 * H * STEP_S
+
+
+@pytest.mark.parametrize("overlap", ["false", "true"])
+@pytest.mark.parametrize("ceiling_s", [15, 600], ids=["too long", "long enough"])
+def test_two_peers_with_extreme_links_exchange_in_the_end(overlap: str, ceiling_s: int) -> None:
+    # An exchange takes as long as ten rounds, 10.8 s. The first ones share the link.
+    peers = swarm(
+        "run.rounds=32",
+        f"gossip.overlap={overlap}",
+        "outer.rule=local",
+        f"pace.edge_ceiling_s={ceiling_s}",
+        peers=2,
+        computes={},
+        links=["0.3/0.3/0.01/0"],
+        elements=100_000,
+    )
+    for peer in peers:
+        edges = peer.edges_by_round()
+        assert {kind for t in range(26, 32) for kind in edges[t]} == {"applied"}
+        assert max(steps(peer).values()) <= H, "neither is faster than the other"
+        assert set(strides(peer).values()) == {1}
+        assert not peer.jumps()
+
+
+def test_who_meets_a_slow_peer_first_does_the_usual_steps_with_the_next_one() -> None:
+    # At the full rate an exchange takes a tenth of a round's steps. Seeds differ in who meets whom.
+    for seed in range(4):
+        peers = swarm(
+            "run.rounds=9",
+            "run.closing_rounds=0",
+            f"run.seed={seed}",
+            peers=4,
+            computes={},
+            links=["3.2/3.2/0.01/0"] * 3 + ["0.32/0.32/0.01/0"],
+            elements=10_000,
+        )
+        for peer in peers:
+            assert set(steps(peer).values()) == {H}, seed
