@@ -172,8 +172,8 @@ def load(layers: Sequence[Layer]) -> LoadedConfig:
     Paths in `node.extensions` come out absolute, so that the result means the same everywhere.
 
     Raises:
-        ConfigError: a key is unknown (the nearest known one is named), a value is not accepted, or
-            an extension cannot be loaded.
+        ConfigError: a key is unknown (the nearest known one is named), a value is not accepted or
+            would change nothing, or an extension cannot be loaded.
     """
     fields = known_keys()
     merged: dict[str, dict[str, Any]] = {}
@@ -189,9 +189,22 @@ def load(layers: Sequence[Layer]) -> LoadedConfig:
         config = Config.model_validate(merged)
     except ValidationError as error:
         raise _refused_value(error.errors()[0], origins) from None
+    _require_use(config, origins)
     extensions = load_extensions(config.node.extensions)
     node = config.node.model_copy(update={"extensions": extensions})
     return LoadedConfig(config=config.model_copy(update={"node": node}), origins=origins)
+
+
+def _require_use(config: Config, origins: Mapping[str, str]) -> None:
+    """Refuse what was typed and has no effect; files may hold all settings, as a manifest does."""
+    pace, origin = config.pace, origins.get("pace.stride")
+    if pace.stride and not pace.adapt_steps and origin in ("--set", "environment"):
+        raise ConfigError(
+            f"pace.stride = true has no effect ({origin})",
+            why="how many rounds a peer skips follows from its speed and from that of the others, "
+            "and pace.adapt_steps is false",
+            fix="set pace.adapt_steps=true as well, or leave pace.stride out",
+        )
 
 
 def _as_list(field: Any, value: Any) -> Any:
@@ -220,11 +233,13 @@ def _unknown_key(key: str, source: str) -> ConfigError:
 def _refused_value(detail: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
     key = ".".join(str(part) for part in detail["loc"][:2])
     field = known_keys().get(key)
-    meaning = f"{key}: {field.description}" if field is not None else "see `gasloc config show`"
+    is_boolean = detail["type"].startswith("bool")
+    advice = "set it to true or to false" if is_boolean else "set it to a value that it can have"
+    meaning = f"What it means: {field.description}" if field is not None else ""
     return ConfigError(
         f"{key} = {detail['input']!r} is not accepted ({origins.get(key, 'default')})",
-        why=detail["msg"],
-        fix=meaning,
+        why="it is neither true nor false" if is_boolean else detail["msg"],
+        fix=f"{advice}. {meaning}",
     )
 
 

@@ -19,6 +19,7 @@ from gasloc_p2p.node.checkpoint import Checkpoint, CheckpointStore, Progress
 from gasloc_p2p.node.events import Notice, Waiting
 from gasloc_p2p.node.membership import Profile
 from gasloc_p2p.node.peer import Peer
+from gasloc_p2p.node.report import RoundReport
 from gasloc_p2p.node.state import fetch_state
 
 PATIENCE_CEILINGS = 2.0
@@ -38,10 +39,12 @@ class Start:
         round: its first round.
         resumed: the checkpoint from which it goes on; None for a peer without one, and for one
             that took over the parameters of a donor instead.
+        reports: rounds of this peer's earlier lives, as far as a checkpoint tells of them.
     """
 
     round: int
     resumed: Checkpoint | None = None
+    reports: tuple[RoundReport, ...] = ()
 
 
 class Arrival:
@@ -150,7 +153,8 @@ class Arrival:
         """Enter a swarm that went on: at once while it still counts on this peer, else late."""
         first_round = self._membership.unbroken_since(current) if running else current
         if first_round is None:
-            return Start(round=await self._join_late(current))
+            start_round = await self._join_late(current)
+            return Start(round=start_round, reports=saved.progress.reports)
         await self._membership.announce(current, first_round=first_round)
         return await self._go_on(saved, current)
 
@@ -339,7 +343,7 @@ class Arrival:
             f"{progress.next_sample} samples drawn, learning rate {peer.inner_lr(round):.3g}, "
             f"outer memory {saved.memory.norm():.3g}"
         )
-        return Start(round=round, resumed=saved)
+        return Start(round=round, resumed=saved, reports=progress.reports)
 
     def _say(self, text: str) -> None:
         self._peer.observe(Notice(text=text))

@@ -201,9 +201,9 @@ class Node:
         await self._keep_manifest()
         start = await self._arrival.arrive()
         self._round, self._begun = self._membership.stride().next_turn(start.round), True
+        self._reports = list(start.reports)
         if start.resumed is not None:
             progress = start.resumed.progress
-            self._reports = list(progress.reports)
             if start.resumed.trained_theta is not None and progress.trained_val_loss is not None:
                 self._trained = (start.resumed.trained_theta, progress.trained_val_loss)
         await self._remember(always=True)

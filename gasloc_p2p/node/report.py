@@ -73,8 +73,8 @@ class EdgeCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Edges of all rounds by outcome; `unpaired` counts rounds without a partner.
 
     `clipped` are among those that were mixed, `excluded` among the refused ones; `late` are those
-    that ended in a later round than their own; `resumed` counts streams that broke and were
-    replaced.
+    that ended in a later round than their own; `cut` were under way for longer than this peer
+    stayed; `resumed` counts streams that broke and were replaced.
     """
 
     applied: int = 0
@@ -88,6 +88,7 @@ class EdgeCounts(msgspec.Struct, frozen=True, kw_only=True):
     clipped: int = 0
     excluded: int = 0
     late: int = 0
+    cut: int = 0
     resumed: int = 0
 
 
@@ -99,6 +100,9 @@ class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     local_steps: tuple[int, ...]
     train_loss: tuple[float | None, ...]
+    every: tuple[int, ...] = ()
+    reason: tuple[str, ...] = ()
+    under_way: tuple[int, ...] = ()
     val_loss: float | None
     edges: EdgeCounts
     bytes_sent: int
@@ -176,19 +180,25 @@ def peer_report(
     training = [report for report in rounds if not report.closing]
     edges = [edge for report in rounds for edge in report.edges]
     counts = Counter(edge.kind.value for edge in edges)
+    late = sum(edge.late > 0 for edge in edges)
     return PeerReport(
         peer_id=peer_id,
         exit_code=exit_code,
         rounds=len(training),
         local_steps=tuple(report.local_steps for report in training),
         train_loss=tuple(report.train_loss for report in training),
+        every=tuple(report.every for report in training),
+        reason=tuple(report.reason for report in training),
+        under_way=tuple(report.under_way for report in training),
         val_loss=val_loss,
         edges=EdgeCounts(
             **counts,
             unpaired=sum(report.unpaired for report in rounds),
             clipped=sum(edge.clip < 1 for edge in edges),
             excluded=sum(edge.excluded for edge in edges),
-            late=sum(edge.late > 0 for edge in edges),
+            late=late,
+            # Each that was under way at the end of its round is told of again when it ends.
+            cut=sum(report.under_way for report in rounds) - late,
             resumed=sum(edge.resumed for edge in edges),
         ),
         repaired_blocks=sum(edge.repaired_blocks for edge in edges),

@@ -103,10 +103,19 @@ def test_an_unknown_setting_names_the_nearest_one() -> None:
         ("run.rounds=many", "valid integer"),
         ("run.id=a b", "pattern"),
         ("inner.lr", "section.key=value"),
+        ("gossip.overlap=perhaps", "fix: set it to true or to false. What it means: "),
     ],
 )
 def test_a_refused_value_says_what_is_accepted(setting: str, words: str) -> None:
     assert_explained(gasloc("simulate", "--set", setting), ConfigError, words)
+
+
+def test_a_stride_without_adaptive_steps_is_refused_where_it_is_typed(tmp_path: Path) -> None:
+    typed = ("--set", "pace.stride=true", "--set", "pace.adapt_steps=false")
+    assert_explained(gasloc("config", "show", *typed), ConfigError, "pace.adapt_steps=true")
+    file = tmp_path / "gasloc.toml"
+    file.write_text("[pace]\nstride = true\nadapt_steps = false\n")
+    assert gasloc("config", "show", "--config", str(file)).returncode == 0
 
 
 def test_an_unstable_outer_step_is_refused_with_values_that_work() -> None:

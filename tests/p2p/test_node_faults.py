@@ -34,7 +34,13 @@ async def test_a_stopped_peer_jumps_to_the_swarms_round_and_is_paired_again(
     async with real_swarm(tmp_path) as swarm:
         entry = await swarm.bootstrap()
         stopped, *others = await swarm.nodes_of_run(
-            "stopped", entry, 3, "run.rounds=14", "gossip.topology=ring", *PACES[pace]
+            "stopped",
+            entry,
+            3,
+            "run.rounds=14",
+            "gossip.topology=ring",
+            "pace.adapt_steps=true",
+            *PACES[pace],
         )
         await stopped.reached(2)
         stopped.signal(signal.SIGSTOP)

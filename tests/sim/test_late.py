@@ -8,6 +8,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias, cast
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.outer import Local, OuterRule
 from gasloc_p2p.core.substrate import LocalModel, Network, Stream, StreamHandler
-from gasloc_p2p.core.types import BytesLike, PeerId
+from gasloc_p2p.core.types import BytesLike, EdgeKind, PeerId
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.dialling import EXCHANGE_PROTOCOL
 from gasloc_p2p.node.events import Left, RoundFinished, RoundStarted
@@ -310,6 +311,11 @@ def test_who_leaves_while_late_edges_are_under_way_leaves_at_once(
     assert took_s[0] < 1
     for index, peer in enumerate(peers):
         assert peer.of(Left)[0].finished is (index != leaver)
+        edges = peer.of(Left)[0].report.edges
+        begun = sum(r.under_way + sum(e.late == 0 for e in r.edges) for r in reports(peer))
+        assert sum(msgspec.to_builtins(edges)[kind] for kind in (*EdgeKind, "cut")) == begun
+        assert edges.cut == 0 or index == leaver
+    assert leaver != SLOW or peers[leaver].of(Left)[0].report.edges.cut
 
 
 def test_what_a_late_edge_brings_is_clipped_and_who_sends_harm_is_left_out() -> None:

@@ -12,7 +12,14 @@ from gasloc_p2p.config import Config
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.checkpoint import CheckpointStore
-from gasloc_p2p.node.events import Jumped, Left, Notice, RoundFinished, RoundStarted
+from gasloc_p2p.node.events import (
+    Jumped,
+    Left,
+    Notice,
+    RoundFinished,
+    RoundStarted,
+    WorkTold,
+)
 from gasloc_p2p.simulate.network import Hub
 from tests.sim.conftest import SimulatedPeer, in_virtual_time, quick_config
 
@@ -177,12 +184,26 @@ def test_after_a_short_absence_a_peer_goes_on_with_its_own_parameters(tmp_path: 
 
 
 def test_after_a_long_absence_a_peer_takes_over_a_donors_parameters(tmp_path: Path) -> None:
-    config = quick_config(*STEPS, "run.initial_peers=4", "run.rounds=40", "gossip.topology=ring")
+    config = quick_config(
+        *STEPS,
+        "run.initial_peers=4",
+        "run.rounds=40",
+        "gossip.topology=ring",
+        "checkpoint.every_rounds=1",
+    )
     again, others = in_virtual_time(lambda: crash_and_come_back(config, tmp_path, away_rounds=12))
     assert again.of(Left)[0].finished
     assert any("took over the parameters" in notice.text for notice in again.of(Notice))
     report = again.of(Left)[0].report
     assert report.theta_digest is not None
+    rounds = [event.report for event in again.of(RoundFinished) if not event.report.closing]
+    earlier = report.rounds - len(rounds)
+    assert 1 <= earlier <= 4, "those before its crash, as far as its checkpoint tells"
+    assert report.train_s > sum(round.train_s for round in rounds)
+    assert again.of(WorkTold)[-1].peers[0].rounds == report.rounds
+    for peer in others:
+        [told] = [work for work in peer.of(WorkTold)[-1].peers if work.peer_id == again.id]
+        assert told.rounds == report.rounds
     for peer in others:
         view = peer.peers_by_round()
         assert view[12] == 3
