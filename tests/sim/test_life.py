@@ -267,3 +267,29 @@ def test_a_clock_that_is_behind_is_named_where_it_is() -> None:
     assert any("this machine's clock is about 7 s behind those of" in text for text in texts)
     assert all("clock" not in event.text for peer in right for event in peer.of(Notice))
     assert all(set(kinds) == {"applied"} for kinds in slow.edges_by_round().values())
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_who_is_left_alone_says_so_once_and_trains_on(stride: int) -> None:
+    # A partner that only skips rounds is still there.
+    config = quick_config(
+        "run.initial_peers=2", "run.rounds=40", "simulate.step_s=0.5", "pace.edge_floor_s=2"
+    )
+
+    async def main() -> tuple[SimulatedPeer, int]:
+        slow = InlineCompute(step_s=0.5 if stride == 1 else 6.0)
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            left = SimulatedPeer(network, config, 0)
+            gone = SimulatedPeer(network, config, 1, compute=slow)
+            tasks.create_task(left.run())
+            running = tasks.create_task(gone.run())
+            await left.reached(24)
+            assert not any("alone" in notice.text for notice in left.of(Notice))
+            running.cancel()
+            await gone.network.aclose()
+        return left, max(report.report.every for report in gone.of(RoundFinished))
+
+    left, every = in_virtual_time(main)
+    assert every >= stride
+    assert sum("trains on alone" in notice.text for notice in left.of(Notice)) == 1
+    assert left.of(Left)[0].finished
