@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Literal, Protocol
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -323,9 +324,21 @@ class LiveDisplay:
         return table
 
     def _table(self) -> Table:
-        table = Table(title=self._title, title_justify="left", expand=False)
-        for heading in ("peer", "round", "train loss", "val loss", "partner", "edges", "sent"):
-            table.add_column(heading, justify="left" if heading == "peer" else "right")
+        # No lines between columns: that it fits into 80 characters with reasons is worth more.
+        table = Table(
+            title=self._title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
+        for heading in (
+            "peer",
+            "round",
+            "train\nloss",
+            "val\nloss",
+            "partner",
+            "edges",
+            "MB\nsent",
+        ):
+            justify: Literal["left", "right"] = "left" if heading == "peer" else "right"
+            table.add_column(heading, justify=justify, no_wrap=heading != "partner")
         table.add_column("now")
         for index, row in enumerate(self._rows):
             table.add_row(
@@ -334,8 +347,8 @@ class LiveDisplay:
                 _number(row.train_loss),
                 _number(row.val_loss),
                 ", ".join(short_id(partner) for partner in row.partners) or "-",
-                ", ".join(f"{count} {kind}" for kind, count in row.edges.items()) or "-",
-                f"{row.sent_bytes / 1e6:.1f} MB",
+                "\n".join(f"{count} {kind}" for kind, count in row.edges.items()) or "-",
+                f"{row.sent_bytes / 1e6:.1f}",
                 row.state,
             )
         return table

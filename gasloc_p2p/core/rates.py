@@ -21,6 +21,10 @@ SLOW_SHARE: Final = 0.25
 SLOW_FACTOR: Final = 2
 """An edge is slow if it takes this part of a round longer than others do, and so many times as
 long; edges that share a link with others of the same round are not."""
+TIMED_OUT_FACTOR: Final = 2
+"""An edge that ran out of time counts as so many times as long, and as no quicker than its partner
+was before. Nobody knows what it needed, but were it not taken for slow in the end, it would run out
+of time in every round."""
 
 
 class Rates(Protocol):
@@ -83,14 +87,25 @@ class RateWatch:
             return None
         return statistics.median_low([s for s in self._exchanges_s if s is not None] or [0.0])
 
-    def note_edge(self, partner: PeerId, transfer_s: float, *, awaited: bool = True) -> None:
+    def note_edge(
+        self,
+        partner: PeerId,
+        transfer_s: float,
+        *,
+        awaited: bool = True,
+        timed_out: bool = False,
+    ) -> None:
         """Take in how long an exchange took.
 
         Args:
             partner: who it was with.
             transfer_s: seconds, waiting excluded.
             awaited: whether the round went on only after it.
+            timed_out: whether it ran out of time.
         """
+        if timed_out:
+            known_s = self.expected_edge_s(partner, 0.0)
+            transfer_s = max(TIMED_OUT_FACTOR * transfer_s, known_s)
         self._edges += 1
         seen = self._by_partner.pop(partner, None) or deque[float](maxlen=OBSERVATIONS)
         seen.append(transfer_s)

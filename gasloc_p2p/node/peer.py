@@ -39,9 +39,6 @@ from gasloc_p2p.node.report import RoundReport
 from gasloc_p2p.node.room import Room
 
 REMEMBERED_CYCLES = 5
-TIMED_OUT_FACTOR = 2
-"""An edge that ran out of time counts as so many times as long. Nobody knows what it needed, but
-were it not taken for slow in the end, it would run out of time in every round."""
 
 
 def inner_lr(config: Config, position: float) -> float:
@@ -387,13 +384,11 @@ class Peer:
                 )
             )
         transfer_s = outcome.elapsed_s - outcome.wait_s
-        timed_out, rates = outcome.kind is EdgeKind.TIMED_OUT and transfer_s > 0, self.tempo.rates
-        if timed_out:
-            # It says how long an exchange takes at least, so it can only be another reason to wait.
-            known_s = rates.expected_edge_s(outcome.partner, 0.0)
-            transfer_s = max(TIMED_OUT_FACTOR * transfer_s, known_s)
+        timed_out = outcome.kind is EdgeKind.TIMED_OUT and transfer_s > 0
         if outcome.mixes or timed_out:
-            rates.note_edge(outcome.partner, transfer_s, awaited=awaited)
+            self.tempo.rates.note_edge(
+                outcome.partner, transfer_s, awaited=awaited, timed_out=timed_out
+            )
         if not outcome.mixes:
             return
         unconfirmed = self._unconfirmed.setdefault(outcome.partner, deque(maxlen=MAX_UNCONFIRMED))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.display import LATE_ROUNDS, LiveDisplay, PlainDisplay
-from gasloc_p2p.node.events import PeerWork, RoundFinished, WorkTold
-from gasloc_p2p.node.report import round_report
+from gasloc_p2p.node.events import PeerWork, RoundFinished, RoundStarted, Validated, WorkTold
+from gasloc_p2p.node.report import EdgeReport, round_report
 
 
 def finished(round: int, reason: str = "") -> RoundFinished:
@@ -102,3 +104,33 @@ def test_who_did_what_stands_below_the_live_table() -> None:
     shown = text.getvalue()
     assert "who did what" in shown
     assert "one of 3" in shown
+
+
+def test_all_of_the_live_table_is_legible_in_a_narrow_terminal() -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, color_system=None, width=80)
+    edges = [EdgeKind.APPLIED] * 34 + [EdgeKind.TIMED_OUT, EdgeKind.NOT_PARTNER]
+    with LiveDisplay(console, title="a run", peers=4, rounds=1000) as display:
+        for index in range(4):
+            report = msgspec.structs.replace(
+                finished(120).report,
+                edges=tuple(EdgeReport(partner="Qm-other", kind=kind) for kind in edges),
+                bytes_sent=123_400_000,
+                train_loss=2.123,
+            )
+            display.observe(index, RoundFinished(report=report))
+            display.observe(index, Validated(round=120, val_loss=2.2))
+            display.observe(
+                index,
+                RoundStarted(
+                    round=121,
+                    closing=False,
+                    partners=("Qm-one-two", "Qm-three-four"),
+                    peers=4,
+                    reason="link-bound: 11 of 30 steps",
+                ),
+            )
+    shown = text.getvalue().rpartition("a run")[2]
+    assert "\u2026" not in shown, "nothing is cut"
+    for told in ("122/1000", "123.4", "34 applied", "1 timed_out", "1 not_partner", "link-bound:"):
+        assert shown.count(told) == 4, told

@@ -95,6 +95,16 @@ def test_an_edge_is_expected_to_take_what_the_last_two_took() -> None:
     assert watch(5.0).expected_edge_s("b", 1.0) == 1.0, "its only partner may have been slow"
 
 
+def test_an_edge_that_ran_out_of_time_makes_nobody_seem_quick() -> None:
+    rates = watch(10.0, 10.0)
+    rates.note_edge("a", 1.0, timed_out=True)
+    rates.note_edge("a", 2.0, timed_out=True)
+    assert rates.transfer_s == 10.0
+    rates.note_edge("a", 15.0, timed_out=True)
+    rates.note_edge("a", 15.0, timed_out=True)
+    assert rates.transfer_s == 30.0
+
+
 def test_partners_met_long_ago_are_forgotten() -> None:
     rates = RateWatch()
     rates.note_edge("first", 7.0)
