@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -27,6 +27,7 @@ from gasloc_p2p.commands.home import (
     open_identity,
 )
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
+from gasloc_p2p.commands.text import open_text, with_tokenizer_digest
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
 from gasloc_p2p.core.errors import ConfigError, ManifestError
 from gasloc_p2p.core.manifest import (
@@ -37,6 +38,7 @@ from gasloc_p2p.core.manifest import (
     parse_manifest,
 )
 from gasloc_p2p.core.substrate import LocalModel
+from gasloc_p2p.data.feed import Closing, Feed
 from gasloc_p2p.display import make_display
 from gasloc_p2p.founding import manifest_layer, pace_of, require_node_rule
 from gasloc_p2p.net.addresses import is_loopback
@@ -71,6 +73,11 @@ class ThreadCompute:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
         self._files = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
+        self._text_ready: Callable[[], Awaitable[None]] | None = None
+
+    def wait_for_text(self, ready: Callable[[], Awaitable[None]]) -> None:
+        """From now on wait for `ready()` before an inner step, with the thread free for others."""
+        self._text_ready = ready
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in the thread and return its result."""
@@ -78,6 +85,8 @@ class ThreadCompute:
 
     async def step(self, model: LocalModel, lr: float) -> float:
         """Do one inner step of `model` in the thread and return its loss."""
+        if self._text_ready is not None:
+            await self._text_ready()
         return await self.run(partial(model.step, lr))
 
     async def aside(self, work: Callable[[], T]) -> T:
@@ -97,7 +106,7 @@ def start(loaded: LoadedConfig) -> None:
         GaslocError: anything that a person has to mend first.
     """
     require_node_rule(loaded.config)
-    config, manifest = found_or_resume(loaded, now_s=time.time())
+    config, manifest = found_or_resume(with_tokenizer_digest(loaded), now_s=time.time())
     # Whoever holds the identity also owns the invite's file.
     open_identity(config, home_of(config, config.run.id)).close()
     remove_stale_file(config.node.invite_file)
@@ -287,8 +296,14 @@ async def _train(
     compute = ThreadCompute()
     torch.set_num_threads(config.node.threads)
     home = home_of(config, config.run.id)
+    closing = Closing()
     try:
         await compute.aside(lambda: keep_manifest(home, manifest))
+        supply = await open_text(
+            config, home=home, peer_id=network.peer_id, observe=observe, closing=closing
+        )
+        if isinstance(supply.samples, Feed):
+            compute.wait_for_text(partial(supply.samples.ready, config.inner.batch_size))
         learner = await compute.run(
             lambda: build_learner(
                 config.model,
@@ -296,6 +311,7 @@ async def _train(
                 config.inner,
                 seed=config.run.seed,
                 peer_id=network.peer_id,
+                supply=supply,
             )
         )
         node = Node(
@@ -316,4 +332,5 @@ async def _train(
         elif config.display.mode != "json":
             observe(Notice(text=f"results: {home}"))
     finally:
+        closing.close()
         compute.close()

@@ -15,6 +15,7 @@ from gasloc_p2p.config import Config
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.manifest import Manifest
 from gasloc_p2p.core.outer import OuterRule
+from gasloc_p2p.data.supply import load_text
 from gasloc_p2p.founding import found, pace_of
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.node import Node
@@ -28,7 +29,7 @@ from gasloc_p2p.simulate.network import Hub
 from gasloc_p2p.simulate.observer import SwarmObserver, Timeline
 from gasloc_p2p.simulate.poison import NOBODY, attacker_rule
 from gasloc_p2p.simulate.standings import Standing, Standings
-from gasloc_p2p.train.data import Corpus, load_corpus
+from gasloc_p2p.train.data import Corpus
 from gasloc_p2p.train.learner import Learner, build_learner
 
 
@@ -89,7 +90,7 @@ def simulate(
     manifest = found(config, now_s=0.0)
     identities = [Identity.derived(config.run.seed, index) for index in range(peers)]
     peer_ids = [identity.peer_id for identity in identities]
-    engine = build_engine(config, peer_ids, load_corpus(config.data))
+    engine = build_engine(config, peer_ids, load_text(config.model, config.data))
     initial_theta = engine.models[0].theta()
     standings = None
     if judged:

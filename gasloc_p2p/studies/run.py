@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gasloc_p2p import __version__
 from gasloc_p2p.config import Config
+from gasloc_p2p.data.supply import load_text
 from gasloc_p2p.machine import this_machine, usable_cores, visible_gpus
 from gasloc_p2p.studies.cell import Cell, Outcome, Result, SwarmCell, cell_key
 from gasloc_p2p.studies.estimate import duration_text, measured_rate, total_cost
@@ -18,7 +19,7 @@ from gasloc_p2p.studies.pool import run_cells
 from gasloc_p2p.studies.progress import Progress, Tally
 from gasloc_p2p.studies.record import Request, Results, Store
 from gasloc_p2p.studies.study import Setup, Study
-from gasloc_p2p.train.data import Corpus, load_corpus
+from gasloc_p2p.train.data import Corpus
 
 QUICK, FULL = "quick", "full"
 """The scales of a study."""
@@ -76,7 +77,7 @@ def make_plan(study: Study, setup: Setup, *, scale: str, command: str, config: C
         scale=scale,
         command=command,
         cells=cells,
-        corpus=load_corpus(config.data) if trains else None,
+        corpus=load_text(config.model, config.data) if trains else None,
         config=config,
     )
 

@@ -21,6 +21,9 @@ from gasloc_p2p.train.settings import DataConfig
 CORPUS_LIMIT_BYTES = 2**30
 """Most text that a peer reads; it is held in memory, one byte a token."""
 
+HELD_OUT_TEXT = 0.1
+"""Share of a text that is kept for validation, unless it is set."""
+
 DOCUMENT_SEPARATOR = b"\0"
 """Stands between files; text never holds it, so it is also what marks a file as binary."""
 
@@ -63,11 +66,12 @@ def load_corpus(config: DataConfig, *, limit_bytes: int = CORPUS_LIMIT_BYTES) ->
         DataError: the text is missing, unreadable, empty, binary, or larger than `limit_bytes`.
     """
     documents = _read_documents(config.path, limit_bytes)
+    fraction = config.validation_fraction or HELD_OUT_TEXT
     if len(documents) == 1:
         (text,) = documents.values()
-        end = len(text) - round(len(text) * config.validation_fraction)
+        end = len(text) - round(len(text) * fraction)
         return Corpus.from_bytes(train=text[:end], validation=text[end:])
-    kept = _validation_paths(documents, config.validation_fraction)
+    kept = _validation_paths(documents, fraction)
     return Corpus.from_bytes(
         train=DOCUMENT_SEPARATOR.join(documents[path] for path in documents if path not in kept),
         validation=DOCUMENT_SEPARATOR.join(documents[path] for path in documents if path in kept),

@@ -10,12 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import PeerId
-from gasloc_p2p.train.data import (
-    Corpus,
-    SampleCursor,
-    load_corpus,
-    validation_windows,
-)
+from gasloc_p2p.train.data import Corpus, load_corpus
 from gasloc_p2p.train.inner_state import (
     MOMENTS,
     STEP,
@@ -24,7 +19,7 @@ from gasloc_p2p.train.inner_state import (
 )
 from gasloc_p2p.train.model import PRESETS, build_model
 from gasloc_p2p.train.parameters import ParameterView
-from gasloc_p2p.train.samples import Samples, TextSamples
+from gasloc_p2p.train.samples import Samples, Supply, text_supply
 from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
 
 _VALIDATION_BATCH = 32
@@ -64,7 +59,7 @@ class Learner:
         self._warmup_steps_left = 0
 
     def step(self, lr: float) -> float:
-        """Do one inner step at learning rate `lr` and return its loss in nats per byte.
+        """Do one inner step at learning rate `lr` and return its loss in nats per token.
 
         With a gradient that is not finite neither parameters nor moments change, so that this peer
         can go on from good parameters; such a loss is usually not finite either.
@@ -87,7 +82,7 @@ class Learner:
         self._move(lr)
 
     def validation_loss(self, flat: Tensor | None = None) -> float:
-        """Return the mean loss in nats per byte over the fixed validation windows.
+        """Return the mean loss in nats per token over the fixed validation windows.
 
         Args:
             flat: parameters to measure, fp32 [elements]; the current ones when None. The current
@@ -234,28 +229,30 @@ def build_learner(
     seed: int,
     peer_id: PeerId,
     corpus: Corpus | None = None,
+    supply: Supply | None = None,
 ) -> Learner:
     """Return the learner of one peer, with the initial parameters of the run.
 
     Args:
         seed: the run's seed.
         corpus: text already read, shared by the peers of one process; read from `data` when None.
+        supply: takes the place of such a text.
 
     Raises:
         DataError: the text is missing, unreadable or too small.
     """
-    text = load_corpus(data) if corpus is None else corpus
-    sequence_length = PRESETS[model.preset].sequence_length
+    if supply is None:
+        supply = text_supply(
+            load_corpus(data) if corpus is None else corpus,
+            data,
+            seed=seed,
+            peer_id=peer_id,
+            sequence_length=PRESETS[model.preset].sequence_length,
+        )
     return Learner(
-        build_model(model.preset, seed),
-        TextSamples(
-            text=text.train,
-            cursor=SampleCursor(seed=seed, peer_id=peer_id),
-            sequence_length=sequence_length,
-        ),
-        validation_windows(
-            text.validation, tokens=data.validation_tokens, sequence_length=sequence_length
-        ),
+        build_model(model.preset, seed, vocabulary=supply.vocabulary),
+        supply.samples,
+        supply.validation,
         inner,
     )
 

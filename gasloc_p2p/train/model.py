@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gasloc_p2p.train.settings import PresetName
 
 VOCABULARY = 256
-"""Tokens are bytes."""
+"""Tokens are bytes, unless a run has a tokenizer."""
 
 ROPE_BASE = 10_000.0
 NORM_EPSILON = 1e-5
@@ -49,11 +49,11 @@ PRESETS: Mapping[PresetName, Preset] = {
 }
 
 
-def build_model(preset: PresetName, seed: int) -> nn.Module:
+def build_model(preset: PresetName, seed: int, *, vocabulary: int = VOCABULARY) -> nn.Module:
     """Return a decoder of `preset`, fp32 on the CPU, initialised from the run's `seed` alone.
 
     Its forward takes `input_ids`, int64 [batch, sequence], and returns an object with `.logits`,
-    [batch, sequence, 256]. Embeddings are tied. The global random state is left as it was.
+    [batch, sequence, vocabulary]. Embeddings are tied. The global random state is left as it was.
     """
     # transformers takes seconds to import, which nothing else in this package should pay for.
     from transformers.models.llama.configuration_llama import LlamaConfig
@@ -62,7 +62,7 @@ def build_model(preset: PresetName, seed: int) -> nn.Module:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     size = PRESETS[preset]
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=size.width,
         intermediate_size=size.feed_forward,
         num_hidden_layers=size.layers,

@@ -7,7 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gasloc_p2p.train.data import SampleCursor, count_windows
+from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.train.data import Corpus, SampleCursor, count_windows, validation_windows
+from gasloc_p2p.train.settings import DataConfig
 
 
 class Samples(Protocol):
@@ -62,3 +64,45 @@ class TextSamples:
         return self.cursor.batch(
             self.text, batch_size=windows, sequence_length=self.sequence_length
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supply:
+    """What a learner trains on and is tried on.
+
+    Attributes:
+        samples: the peer's own.
+        validation: the held-out windows, int64 [windows, sequence_length + 1].
+        vocabulary: all tokens are below it.
+    """
+
+    samples: Samples
+    validation: Tensor
+    vocabulary: int = 256
+
+
+def text_supply(
+    corpus: Corpus,
+    data: DataConfig,
+    *,
+    seed: int,
+    peer_id: PeerId,
+    sequence_length: int,
+    vocabulary: int = 256,
+) -> Supply:
+    """Return the samples of a text in memory.
+
+    Raises:
+        DataError: the text is too small.
+    """
+    return Supply(
+        samples=TextSamples(
+            text=corpus.train,
+            cursor=SampleCursor(seed=seed, peer_id=peer_id),
+            sequence_length=sequence_length,
+        ),
+        validation=validation_windows(
+            corpus.validation, tokens=data.validation_tokens, sequence_length=sequence_length
+        ),
+        vocabulary=vocabulary,
+    )

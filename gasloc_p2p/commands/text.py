@@ -1,0 +1,94 @@
+"""The text that a node trains on, opened beside everything else that it does."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from gasloc_p2p.commands.home import home_of, kept_manifest
+from gasloc_p2p.config import Config, LoadedConfig
+from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.data.feed import Closing
+from gasloc_p2p.data.patience import Patience
+from gasloc_p2p.data.supply import DATA_FOLDER, load_tokenizer, open_supply
+from gasloc_p2p.node.events import Notice, Observer
+from gasloc_p2p.train.model import PRESETS
+from gasloc_p2p.train.samples import Supply
+
+
+def with_tokenizer_digest(loaded: LoadedConfig) -> LoadedConfig:
+    """Write the digest of the tokenizer into the settings of a run that is founded or resumed.
+
+    Raises:
+        ConfigError: the home holds a run that cannot be read.
+        DataError: the tokenizer is missing, or not the run's.
+    """
+    config = loaded.config
+    if config.model.tokenizer == "bytes":
+        return loaded
+    home = home_of(config, config.run.id)
+    kept = kept_manifest(home)
+    model = config.model
+    if kept is not None and not model.tokenizer_digest:
+        digest = kept.sections.get("model", {}).get("tokenizer_digest", "")
+        model = model.model_copy(update={"tokenizer_digest": digest})
+    tokenizer = load_tokenizer(
+        model,
+        config.data,
+        folder=home / DATA_FOLDER,
+        patience=Patience(lambda text: print(text, file=sys.stderr), Closing().pause),
+    )
+    model = model.model_copy(update={"tokenizer_digest": tokenizer.digest})
+    return LoadedConfig(config=config.model_copy(update={"model": model}), origins=loaded.origins)
+
+
+async def open_text(
+    config: Config, *, home: Path, peer_id: PeerId, observe: Observer, closing: Closing
+) -> Supply:
+    """Open what `config` names; a hub that is out of order is waited for.
+
+    It goes on in a thread of its own until `closing` is closed, which may well outlive this call
+    when it is cancelled: such a thread never holds up the end of the process.
+
+    Raises:
+        DataError: there is no such text.
+    """
+    loop = asyncio.get_running_loop()
+    opened: asyncio.Future[Supply] = loop.create_future()
+
+    def say(text: str) -> None:
+        # The loop may have ended before this thread.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(observe, Notice(text=text))
+
+    def settle(supply: Supply | None, error: BaseException | None) -> None:
+        if opened.cancelled():
+            return
+        if supply is not None:
+            opened.set_result(supply)
+        elif error is not None:
+            opened.set_exception(error)
+
+    def work() -> None:
+        supply, failure = None, None
+        try:
+            supply = open_supply(
+                config.model,
+                config.data,
+                folder=home / DATA_FOLDER,
+                seed=config.run.seed,
+                peer_id=peer_id,
+                sequence_length=PRESETS[config.model.preset].sequence_length,
+                say=say,
+                closing=closing,
+            )
+        except BaseException as error:  # it is raised where the text is waited for
+            failure = error
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, supply, failure)
+
+    threading.Thread(target=work, name="text", daemon=True).start()
+    return await opened

@@ -1,0 +1,360 @@
+"""Files on the Hugging Face hub, or on one that speaks as it does, read piece by piece.
+
+The library knows addresses, tokens and errors; what is here goes on where a connection was cut,
+and waits when the hub wants to be left alone, so that no trouble of a network ends a run.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import msgspec
+from fsspec.utils import glob_translate
+from huggingface_hub import HfApi, get_session, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported, without `as`
+    build_hf_headers,
+    hf_raise_for_status,
+)
+
+from gasloc_p2p.core.errors import DataError
+from gasloc_p2p.data.patience import Patience
+from gasloc_p2p.data.shards import NAMED, STREAMED
+
+TIMEOUT_S = 20.0
+"""A hub that says nothing for so long is taken to be out."""
+STALL_S = 30.0
+STALL_BYTES = 32 << 10
+"""A connection that brings fewer bytes in `STALL_S` is given up; a new one goes on from there."""
+READ_BYTES = 1 << 20
+"""What is asked for at once, at least, by readers that want a few bytes."""
+
+# httpx in some versions of the library, httpx2 in others.
+HTTPError: type[Exception] = HfHubHTTPError.__bases__[0]
+
+
+class _StalledError(Exception):
+    """Hardly any bytes came."""
+
+
+class HubListing(msgspec.Struct, frozen=True, kw_only=True):
+    """A data set at one commit.
+
+    Attributes:
+        commit: the hash of the commit that is read, whatever its branch does later.
+        names: its files with documents, sorted.
+    """
+
+    commit: str
+    names: tuple[str, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class Hub:
+    """One repository of a hub.
+
+    Attributes:
+        name: as in OWNER/NAME.
+        kind: "dataset" or "model".
+        patience: how troubles are told and endured.
+        endpoint: address of the hub; None: that of the library, which HF_ENDPOINT sets.
+        clock: seconds from somewhere, to tell slow connections.
+    """
+
+    name: str
+    kind: str
+    patience: Patience
+    endpoint: str | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def list_documents(self, *, revision: str, subset: str, files: Sequence[str]) -> HubListing:
+        """Find the files of a data set.
+
+        Args:
+            revision: branch, tag or commit.
+            subset: name of one of its configurations, or of a folder; empty: its default one.
+            files: patterns of the files to take instead, `*` within a folder, `**` across.
+
+        Raises:
+            DataError: it is not there, not accessible, or holds no such files.
+        """
+        info = self._patiently(
+            lambda: HfApi(endpoint=self.endpoint).dataset_info(
+                self.name, revision=revision, timeout=TIMEOUT_S
+            )
+        )
+        found = sorted(sibling.rfilename for sibling in info.siblings or ())
+        patterns = files or _patterns_of(info.card_data, subset)
+        if patterns:
+            wanted = [re.compile(glob_translate(pattern)) for pattern in patterns]
+            names = [name for name in found if any(w.match(name) for w in wanted)]
+        elif subset:
+            names = [name for name in found if name.startswith(subset.rstrip("/") + "/")]
+        else:
+            names = found
+        names = [name for name in names if name.endswith(NAMED if files else STREAMED)]
+        if not names:
+            has = _configurations(info.card_data)
+            raise DataError(
+                f"{self.name} has no documents that this machine can read"
+                + (f" in its subset {subset!r}" if subset else ""),
+                why=f"They are Parquet or JSON Lines files, and it has {len(found)} files"
+                + (f", in the subsets {', '.join(has)}." if has else "."),
+                fix="Name a subset (data.subset) or patterns of files (data.files).",
+            )
+        return HubListing(commit=str(info.sha), names=tuple(names))
+
+    def read_whole(self, path: str, *, revision: str) -> bytes:
+        """Return a file.
+
+        Raises:
+            DataError: it is not there, or not accessible.
+        """
+        with self.open(path, revision=revision) as file:
+            return file.read()
+
+    def open(self, path: str, *, revision: str) -> BinaryIO:
+        """Open a file for reading and seeking.
+
+        Raises:
+            DataError: it is not there, or not accessible.
+        """
+        repo_type = None if self.kind == "model" else self.kind
+        url = hf_hub_url(
+            self.name, path, repo_type=repo_type, revision=revision, endpoint=self.endpoint
+        )
+        return cast("BinaryIO", io.BufferedReader(_HubFile(self, url), READ_BYTES))
+
+    def read_range(self, url: str, start: int, end: int) -> tuple[bytes, int]:
+        """Return bytes `start` to `end` of a file, fewer where it ends, and its size.
+
+        Raises:
+            DataError: it is not there, or not accessible.
+            ClosedError: nobody wants it any more.
+        """
+        received = bytearray()
+        size = 0
+
+        def go_on() -> bool:
+            nonlocal size
+            size = self._receive(url, start, end, received)
+            return True
+
+        self._patiently(go_on)
+        return bytes(received), size
+
+    def _receive(self, url: str, start: int, end: int, received: bytearray) -> int:
+        """Add what is still missing of a range to `received`, and return the size of the file."""
+        headers = build_hf_headers() | {
+            "Range": f"bytes={start + len(received)}-{end - 1}",
+            "Accept-Encoding": "identity",
+        }
+        with self._get(url, headers) as response:
+            size = _size_of(response, start + len(received), url)
+            left = min(end, size) - start - len(received)
+            began_s, began_bytes = self.clock(), len(received)
+            for piece in response.iter_raw():
+                received += piece[:left]
+                left -= len(piece)
+                self.patience.relax()
+                self.patience.check()
+                if left <= 0:
+                    return size
+                if self.clock() - began_s > STALL_S:
+                    if len(received) - began_bytes < STALL_BYTES:
+                        raise _StalledError
+                    began_s, began_bytes = self.clock(), len(received)
+        if left > 0:
+            raise ConnectionError("the connection ended early")
+        return size
+
+    @contextmanager
+    def _get(self, url: str, headers: dict[str, str]) -> Iterator[Any]:
+        with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+            if response.status_code >= 400:
+                response.read()
+                hf_raise_for_status(response)
+            yield response
+
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        """Ask until there is an answer; only what waiting cannot mend is raised."""
+        while True:
+            try:
+                answer = ask()
+            except _StalledError:
+                self.patience.endure("the hub sends hardly anything; it is asked anew")
+            except (HTTPError, OSError) as error:
+                status = _status_of(error)
+                if status == 429:
+                    self.patience.endure(
+                        "the hub wants fewer requests (429)", asked_s=_retry_after_s(error)
+                    )
+                elif status is None:
+                    self.patience.endure("the connection to the hub failed or was cut")
+                elif status >= 500 or status == 408:
+                    self.patience.endure(
+                        f"the hub is out of order ({status})", asked_s=_retry_after_s(error)
+                    )
+                else:
+                    raise self._refused(error, status) from error
+            else:
+                self.patience.relax()
+                return answer
+
+    def _refused(self, error: Exception, status: int) -> DataError:
+        page = "datasets/" if self.kind == "dataset" else ""
+        if isinstance(error, GatedRepoError):
+            return DataError(
+                f"{self.name} is gated: its owner wants to know who uses it.",
+                why="The hub does not hand it out to this machine yet.",
+                fix=f"Accept its terms at https://huggingface.co/{page}{self.name}, then run "
+                "`hf auth login` or set HF_TOKEN.",
+            )
+        if isinstance(error, RevisionNotFoundError):
+            return DataError(
+                f"{self.name} has no such revision.",
+                why=f"The hub answered {status}.",
+                fix="Correct data.revision, or leave it out.",
+            )
+        if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
+            return DataError(
+                f"There is no {self.kind} {self.name} on the hub, or it is private.",
+                why=f"The hub answered {status}; it does not say which of the two.",
+                fix="Correct the name (OWNER/NAME); for a private one run `hf auth login` or set "
+                "HF_TOKEN.",
+            )
+        return DataError(
+            f"The hub does not hand out a file of {self.name}.",
+            why=f"It answered {status}: {str(error).splitlines()[0]}",
+            fix="See whether the file is still there, or name another revision.",
+        )
+
+
+class _HubFile(io.RawIOBase):
+    """A file on a hub that can be read from any place; nothing is kept."""
+
+    def __init__(self, hub: Hub, url: str) -> None:
+        self._hub = hub
+        self._url = url
+        self._offset = 0
+        # One small request says how large it is, and whether it may be had.
+        _, self._size = hub.read_range(url, 0, 1)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._size}[whence]
+        self._offset = max(0, origin + offset)
+        return self._offset
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._offset + len(buffer), self._size)
+        if end <= self._offset:
+            return 0
+        data, _ = self._hub.read_range(self._url, self._offset, end)
+        buffer[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubShards:
+    """A data set of a hub at one commit.
+
+    Attributes:
+        hub: its repository.
+        listing: commit and files.
+    """
+
+    hub: Hub
+    listing: HubListing
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The files, sorted."""
+        return self.listing.names
+
+    @property
+    def version(self) -> str:
+        """The commit."""
+        return self.listing.commit
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a shard.
+
+        Raises:
+            DataError: it is not there, or not accessible.
+        """
+        return self.hub.open(name, revision=self.listing.commit)
+
+
+def _size_of(response: Any, start: int, url: str) -> int:
+    """Return the size of the file that a response is a part of, from `start` on."""
+    if response.status_code == 206:
+        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+        if found is not None and int(found[1]) == start:
+            return int(found[2])
+    elif start == 0 and "Content-Length" in response.headers:
+        return int(response.headers["Content-Length"])
+    raise DataError(
+        f"{url.partition('?')[0]} cannot be read in parts.",
+        why="Its server does not answer requests for ranges of bytes.",
+        fix="Check HF_ENDPOINT and proxies, or fetch the data set and name its folder.",
+    )
+
+
+def _status_of(error: Exception) -> int | None:
+    response = getattr(error, "response", None)
+    return None if response is None else int(response.status_code)
+
+
+def _retry_after_s(error: Exception) -> float | None:
+    text = getattr(error, "response", None).headers.get("Retry-After", "")  # type: ignore[union-attr]  # its callers have seen a status
+    return float(text) if text.isdecimal() else None
+
+
+def _configurations(card: Any) -> list[str]:
+    return [str(found.get("config_name", "")) for found in _configs(card)]
+
+
+def _configs(card: Any) -> list[dict[str, Any]]:
+    configs = card.get("configs") if card is not None else None
+    if not isinstance(configs, list):
+        return []
+    return [config for config in configs if isinstance(config, dict)]
+
+
+def _patterns_of(card: Any, subset: str) -> list[str]:
+    """Return the patterns of the training files that a data set's card gives for a subset."""
+    configs = _configs(card)
+    named = [c for c in configs if c.get("config_name") == (subset or "default")]
+    if not named and not subset:
+        named = [c for c in configs if c.get("default")] or configs[:1]
+    if not named:
+        return []
+    files = named[0].get("data_files")
+    if isinstance(files, str):
+        return [files]
+    patterns: list[str] = []
+    for entry in files if isinstance(files, list) else ():
+        if isinstance(entry, str):
+            patterns.append(entry)
+        elif isinstance(entry, dict) and entry.get("split", "train") == "train":
+            paths = entry.get("path")
+            patterns += [paths] if isinstance(paths, str) else list(paths or ())
+    return patterns

@@ -1,0 +1,283 @@
+"""From the settings to what a node trains on and is tried on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from gasloc_p2p.core.errors import DataError
+from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.data.feed import Closing, Feed
+from gasloc_p2p.data.hub import Hub, HubListing, HubShards
+from gasloc_p2p.data.patience import Patience
+from gasloc_p2p.data.shards import LocalShards, Shards, holds_documents
+from gasloc_p2p.data.shelf import Shelf
+from gasloc_p2p.data.stream import Stream
+from gasloc_p2p.data.tokens import Bytes, Pieces, Tokenizer, Tokens, read_tokenizer
+from gasloc_p2p.data.units import Units
+from gasloc_p2p.train.data import Corpus, load_corpus, validation_windows
+from gasloc_p2p.train.samples import Supply, text_supply
+from gasloc_p2p.train.settings import DataConfig, ModelConfig
+
+HUB = "hub:"
+DATA_FOLDER = "data"
+LISTING_FILE = "listing"
+STREAM_FILE = "stream"
+TOKENIZER_FILE = "tokenizer.json"
+HELD_OUT_DOCUMENTS = 0.01
+"""Share of the documents of a stream that are kept for validation, unless it is set."""
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A data set of a hub as a person named it."""
+
+    name: str
+    revision: str
+    subset: str
+    files: tuple[str, ...]
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hub answered when it was asked first; later starts read the same commit."""
+
+    asked: _Asked
+    listing: HubListing
+
+
+def is_streamed(data: DataConfig) -> bool:
+    """Whether what `data.path` names is read as a stream of documents, not as a text in memory."""
+    return data.path.startswith(HUB) or holds_documents(data.path)
+
+
+def load_text(model: ModelConfig, data: DataConfig) -> Corpus:
+    """Return a text of bytes in memory, for what trains many peers on one.
+
+    Raises:
+        DataError: the settings ask for documents or another tokenizer, or the text cannot be used.
+    """
+    if is_streamed(data) or model.tokenizer != "bytes":
+        raise DataError(
+            "Simulations train on the bytes of a text in memory.",
+            why="data.path names documents or a hub, or model.tokenizer is not bytes.",
+            fix="Point data.path at a text file or folder, or use `gasloc testnet`.",
+        )
+    return load_corpus(data)
+
+
+def open_supply(
+    model: ModelConfig,
+    data: DataConfig,
+    *,
+    folder: Path,
+    seed: int,
+    peer_id: PeerId,
+    sequence_length: int,
+    say: Callable[[str], None],
+    closing: Closing,
+) -> Supply:
+    """Open what a node trains on. Takes as long as the hub does; `closing` ends it.
+
+    Args:
+        model, data: the settings.
+        folder: of the node, for the index, the buffer, and what else comes from a hub.
+        seed: the run's seed.
+        peer_id: the peer that trains.
+        sequence_length: tokens that a window predicts.
+        say: told of troubles; called from any thread.
+        closing: ends all waiting.
+
+    Raises:
+        DataError: the text or the tokenizer is missing, not accessible, or not the run's.
+        ClosedError: `closing` was closed.
+    """
+    patience = Patience(say, closing.pause)
+    tokenizer = load_tokenizer(model, data, folder=folder, patience=patience)
+    if not is_streamed(data):
+        corpus = tokenised(load_corpus(data), tokenizer)
+        _say_bytes_a_token(tokenizer, corpus.validation[: data.validation_tokens].numpy(), say)
+        return text_supply(
+            corpus,
+            data,
+            seed=seed,
+            peer_id=peer_id,
+            sequence_length=sequence_length,
+            vocabulary=tokenizer.vocabulary,
+        )
+    try:
+        shelf = Shelf(folder)
+        stream = _open_stream(
+            data, shelf=shelf, tokenizer=tokenizer, seed=seed, peer_id=peer_id, patience=patience
+        )
+        held_out = _held_out(stream, shelf, data.validation_tokens + 1)
+    except OSError as error:
+        raise DataError(
+            f"The folder {folder} cannot be used for text.",
+            why=error.strerror or str(error),
+            fix="Make room there, or name another node.home.",
+        ) from error
+    _say_bytes_a_token(tokenizer, held_out, say)
+    return Supply(
+        samples=Feed(
+            stream=stream,
+            shelf=shelf,
+            sequence_length=sequence_length,
+            limit_bytes=data.buffer_mb << 20,
+            say=say,
+            closing=closing,
+        ),
+        validation=validation_windows(
+            torch.from_numpy(held_out.astype("int64")),
+            tokens=data.validation_tokens,
+            sequence_length=sequence_length,
+        ),
+        vocabulary=tokenizer.vocabulary,
+    )
+
+
+def load_tokenizer(
+    model: ModelConfig, data: DataConfig, *, folder: Path, patience: Patience
+) -> Tokenizer:
+    """Return the tokenizer of the run.
+
+    Raises:
+        DataError: it is not there, or not the one with which the run was founded.
+        ClosedError: nobody waits for it any more.
+    """
+    if model.tokenizer == "bytes":
+        return Bytes()
+    if model.tokenizer == "file":
+        source = data.tokenizer_file
+        tokenizer = Pieces(read_tokenizer(source), source=source)
+    else:
+        source = model.tokenizer
+        tokenizer = _hub_tokenizer(model, folder / TOKENIZER_FILE, patience)
+    if model.tokenizer_digest and tokenizer.digest != model.tokenizer_digest:
+        raise DataError(
+            f"The tokenizer {source} is not the one with which this run was founded.",
+            why=f"Its digest begins with {tokenizer.digest[:12]}, and the run's with "
+            f"{model.tokenizer_digest[:12]}.",
+            fix="Ask the founder for the tokenizer.json of the run and name it: "
+            "--set data.tokenizer_file=FILE",
+        )
+    return tokenizer
+
+
+def tokenised(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
+    """Return a text of bytes as tokens of another kind, documents apart."""
+    if isinstance(tokenizer, Bytes):
+        return corpus
+
+    def tokens_of(text: torch.Tensor) -> torch.Tensor:
+        documents = text.numpy().tobytes().split(b"\0")
+        return torch.from_numpy(tokenizer.encode(documents).astype("int32"))
+
+    return Corpus(
+        train=tokens_of(corpus.train),
+        validation=tokens_of(corpus.validation),
+        digest=blake3(corpus.digest + tokenizer.digest.encode()).digest(),
+    )
+
+
+def open_shards(data: DataConfig, *, shelf: Shelf, patience: Patience) -> Shards:
+    """Return the files that `data.path` names.
+
+    What a hub answered is kept, so that the run goes on with the same files after a restart, even
+    while the hub is out of reach.
+
+    Raises:
+        DataError: there are none, or they are not accessible.
+        OSError: the answer cannot be kept.
+    """
+    if not data.path.startswith(HUB):
+        return LocalShards(Path(data.path).expanduser())
+    asked = _Asked(
+        name=data.path.removeprefix(HUB),
+        revision=data.revision,
+        subset=data.subset,
+        files=data.files,
+    )
+    hub = Hub(name=asked.name, kind="dataset", patience=patience)
+    try:
+        kept = msgspec.json.decode(shelf.read_text(LISTING_FILE), type=_Kept)
+    except msgspec.DecodeError:
+        kept = None
+    if kept is None or kept.asked != asked:
+        listing = hub.list_documents(
+            revision=asked.revision, subset=asked.subset, files=asked.files
+        )
+        kept = _Kept(asked=asked, listing=listing)
+        shelf.write_text(LISTING_FILE, msgspec.json.encode(kept))
+    return HubShards(hub=hub, listing=kept.listing)
+
+
+def _open_stream(
+    data: DataConfig,
+    *,
+    shelf: Shelf,
+    tokenizer: Tokenizer,
+    seed: int,
+    peer_id: PeerId,
+    patience: Patience,
+) -> Stream:
+    """Open the stream, and empty the shelf if it holds that of other settings."""
+    shards = open_shards(data, shelf=shelf, patience=patience)
+    held_out = data.validation_fraction or HELD_OUT_DOCUMENTS
+    decides = [data.path, data.text_field, held_out, tokenizer.digest, seed, peer_id]
+    identity = json.dumps([*decides, shards.version, *shards.names]).encode()
+    digest = blake3(identity).hexdigest().encode()
+    if shelf.read_text(STREAM_FILE) != digest:
+        if shelf.entries:
+            patience.say("the text or its settings have changed: its stream begins anew")
+        shelf.clear(but=(LISTING_FILE, TOKENIZER_FILE))
+        shelf.write_text(STREAM_FILE, digest)
+    return Stream(
+        shards=shards,
+        units=Units(shards, data.text_field, patience.say),
+        tokenizer=tokenizer,
+        held_out=held_out,
+        seed=seed,
+        peer_id=peer_id,
+    )
+
+
+def _held_out(stream: Stream, shelf: Shelf, tokens: int) -> Tokens:
+    """Return held-out tokens, which are kept, so that a later start needs no hub."""
+    name = f"validation-{tokens}"
+    found = shelf.load(name)
+    if found is None:
+        found = stream.read_held_out(tokens)
+        shelf.put(name, found)
+    return found
+
+
+def _hub_tokenizer(model: ModelConfig, kept: Path, patience: Patience) -> Pieces:
+    """Fetch a tokenizer, unless the one of the run is here."""
+    if model.tokenizer_digest and kept.exists():
+        found = Pieces(read_tokenizer(str(kept)), source=str(kept))
+        if found.digest == model.tokenizer_digest:
+            return found
+    hub = Hub(name=model.tokenizer, kind="model", patience=patience)
+    content = hub.read_whole(TOKENIZER_FILE, revision="main")
+    tokenizer = Pieces(content, source=model.tokenizer)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(content)
+    except OSError as error:
+        patience.say(f"the tokenizer could not be kept ({error.strerror})")
+    return tokenizer
+
+
+def _say_bytes_a_token(tokenizer: Tokenizer, tokens: Tokens, say: Callable[[str], None]) -> None:
+    """Say what a loss in nats a token means, unless a token is a byte."""
+    if isinstance(tokenizer, Pieces) and len(tokens):
+        ratio = tokenizer.text_bytes(tokens) / len(tokens)
+        say(
+            f"a token is {ratio:.2f} bytes of the held-out text; bits per byte are the loss times "
+            f"{1 / (math.log(2) * max(ratio, 1e-9)):.3f}"
+        )
