@@ -149,6 +149,11 @@ class Feed:
         with self._changed:
             self._changed.notify_all()
 
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        if self._thread is not None:
+            self._thread.join()
+
     def trained_on(self) -> Sequence[Entry]:
         """Return the units of which samples were drawn, in order."""
         return self._shelf.entries[: bisect_right(self._ends, self.next_sample * self._length)]

@@ -26,7 +26,7 @@ INDEX: Final = "index"
 UNIT: Final = "unit-"
 _WRITING: Final = ".writing"
 _DIGEST_BYTES: Final = 32
-_DTYPES: Final[dict[int, np.dtype[Any]]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_DTYPES: Final[dict[int, np.dtype[Any]]] = {n: np.dtype(f"<u{n}") for n in (1, 2, 4)}
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,147 @@
+"""A hub on this machine: a real HTTP server that answers what the library asks, and misbehaves."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+COMMIT = "c" * 40
+DRIBBLED_BYTES = 7
+
+
+@dataclass
+class MockHub:
+    """One data set and one model, served from a folder.
+
+    Attributes:
+        folder: what it serves.
+        name: of the data set, and of a model with a tokenizer.json.
+        card: metadata of the data set.
+        script: what happens to the next requests for files: "ok", "429", "503", "cut", "dribble",
+            "gated", "missing" or "whole"; "ok" once it is used up.
+        down: answers 503 to everything while it is set.
+        asked: the paths of all requests, in order.
+        awake: ends dribbling.
+    """
+
+    folder: Path
+    name: str = "someone/texts"
+    card: dict[str, Any] = field(default_factory=dict)
+    script: deque[str] = field(default_factory=deque)
+    down: bool = False
+    asked: list[str] = field(default_factory=list)
+    awake: threading.Event = field(default_factory=threading.Event)
+    endpoint: str = ""
+
+    def names(self) -> Sequence[str]:
+        found = (path for path in self.folder.rglob("*") if path.is_file())
+        return [path.relative_to(self.folder).as_posix() for path in found]
+
+    @contextmanager
+    def served(self) -> Iterator[MockHub]:
+        hub = self
+
+        class Handler(_Handler):
+            served = hub
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.awake.set()
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    served: MockHub
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        hub = self.served
+        hub.asked.append(self.path)
+        if hub.down:
+            return self._refuse(503)
+        if match := re.match(rf"/api/datasets/{hub.name}/revision/(.+)", self.path):
+            return self._listing(match[1])
+        if match := re.match(rf"(?:/datasets)?/{hub.name}/resolve/[^/]+/(.+)", self.path):
+            return self._file(hub.folder / match[1])
+        return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
+
+    def _listing(self, revision: str) -> None:
+        hub = self.served
+        if revision not in ("main", COMMIT):
+            return self._refuse(404, {"X-Error-Code": "RevisionNotFound"})
+        body = {
+            "id": hub.name,
+            "sha": COMMIT,
+            "cardData": hub.card,
+            "siblings": [{"rfilename": name} for name in hub.names()],
+        }
+        return self._send(200, json.dumps(body).encode())
+
+    def _file(self, path: Path) -> None:
+        action = self.served.script.popleft() if self.served.script else "ok"
+        match action:
+            case "429":
+                return self._refuse(429, {"Retry-After": "7"})
+            case "503":
+                return self._refuse(503)
+            case "gated":
+                return self._refuse(403, {"X-Error-Code": "GatedRepo"})
+            case "missing":
+                return self._refuse(404, {"X-Error-Code": "EntryNotFound"})
+        data = path.read_bytes()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked is None or action == "whole":
+            return self._send(200, data)
+        first, last = int(asked[1]), min(int(asked[2]), len(data) - 1)
+        part = data[first : last + 1]
+        headers = {"Content-Range": f"bytes {first}-{last}/{len(data)}"}
+        if action == "cut":
+            self._send(206, part, headers, of_it=len(part) // 2)
+            self.close_connection = True
+        elif action == "dribble":
+            self._send(206, part, headers, of_it=min(DRIBBLED_BYTES, len(part)))
+            if len(part) > DRIBBLED_BYTES:
+                self.served.awake.wait()
+                self.served.awake.clear()
+                self.close_connection = True
+        else:
+            self._send(206, part, headers)
+        return None
+
+    def _refuse(self, status: int, headers: dict[str, str] | None = None) -> None:
+        self._send(status, b"{}", headers)
+
+    def _send(
+        self,
+        status: int,
+        body: bytes,
+        headers: dict[str, str] | None = None,
+        *,
+        of_it: int | None = None,
+    ) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:of_it])
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
