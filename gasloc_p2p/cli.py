@@ -33,6 +33,7 @@ from gasloc_p2p.commands.options import (
     Set,
     Topology,
 )
+from gasloc_p2p.commands.tokenizer import app as tokenizer_app
 
 if TYPE_CHECKING:
     from gasloc_p2p.config import Layer, LoadedConfig
@@ -53,6 +54,7 @@ config_app = typer.Typer(no_args_is_help=True, help="Write, check and explain se
 app.add_typer(config_app, name="config")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure codecs and streams on this machine.")
 app.add_typer(bench_app, name="bench")
+app.add_typer(tokenizer_app, name="tokenizer")
 
 
 def _show_version(wanted: bool) -> None:

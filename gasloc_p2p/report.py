@@ -47,6 +47,7 @@ class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
     closing_consensus_distance: float | None
     simulated_s: float | None
     curve: tuple[CurvePoint, ...]
+    text_overlap: float | None = None
     faults: tuple[FaultReport, ...]
     peers: tuple[PeerReport, ...]
 
@@ -70,6 +71,7 @@ def swarm_report(
     simulated_s: float | None = None,
     curve: Sequence[CurvePoint] = (),
     faults: Sequence[FaultReport] = (),
+    text_overlap: float | None = None,
 ) -> SwarmReport:
     """Sum up a swarm from its peers' reports and parameters.
 
@@ -87,6 +89,7 @@ def swarm_report(
         simulated_s: virtual seconds until the end of training, of a simulated swarm.
         curve: what the peers of a simulated swarm had learned, by virtual time.
         faults: what a test swarm was put through.
+        text_overlap: see `data.overlap`; None when peers do not read a stream of documents.
     """
     averaged = mean_theta(thetas) if thetas else None
     return SwarmReport(
@@ -103,6 +106,7 @@ def swarm_report(
         simulated_s=simulated_s,
         curve=tuple(curve),
         faults=tuple(faults),
+        text_overlap=text_overlap,
         peers=tuple(peers),
     )
 

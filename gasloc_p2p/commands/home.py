@@ -76,6 +76,15 @@ def require_same_run(config: Config, kept: Manifest, home: Path) -> None:
                 )
 
 
+def with_kept_digest(config: Config, kept: Manifest) -> Config:
+    """Fill in the digest of the tokenizer with which a run was founded, unless one is set."""
+    digest = kept.sections.get("model", {}).get("tokenizer_digest", "")
+    if config.model.tokenizer_digest:
+        return config
+    model = config.model.model_copy(update={"tokenizer_digest": digest})
+    return config.model_copy(update={"model": model})
+
+
 def kept_manifest(home: Path) -> Manifest | None:
     """Return the manifest of the run that the home holds; None when it holds none.
 

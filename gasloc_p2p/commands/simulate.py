@@ -103,6 +103,10 @@ def summary(report: SwarmReport) -> list[str]:
             f"consensus distance {report.consensus_distance:.4f} after training"
             + (f", {closing:.5f} after the closing rounds" if closing is not None else "")
         )
+    if report.text_overlap is not None:
+        lines.append(
+            f"two peers trained on the same parts of the text to {report.text_overlap:.1%}"
+        )
     if report.simulated_s is not None:
         lines.append(f"trained after {report.simulated_s:.1f} s of virtual time")
     for fault in report.faults:

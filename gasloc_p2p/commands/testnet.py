@@ -20,12 +20,15 @@ from gasloc_p2p.algorithms import require_on_nodes
 from gasloc_p2p.commands.arguments import check_output_file, make_folder
 from gasloc_p2p.commands.chaos import QUIET_ROUNDS, Chaos, Fault, plan_faults
 from gasloc_p2p.commands.child import Child
-from gasloc_p2p.commands.home import kept_manifest, require_same_run
+from gasloc_p2p.commands.home import kept_manifest, require_same_run, with_kept_digest
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, Leave, run_until_asked
 from gasloc_p2p.commands.simulate import finish, solo_loss
 from gasloc_p2p.config import SHARED_SECTIONS, Config, to_toml
 from gasloc_p2p.core.errors import StartError
 from gasloc_p2p.core.manifest import parse_invite
+from gasloc_p2p.data.feed import Closing
+from gasloc_p2p.data.overlap import overlap, units_trained_on
+from gasloc_p2p.data.supply import DATA_FOLDER, is_streamed, load_text, open_supply
 from gasloc_p2p.display import Display, make_display
 from gasloc_p2p.founding import check_outer, require_node_rule
 from gasloc_p2p.net.identity import Identity
@@ -33,8 +36,9 @@ from gasloc_p2p.node.events import Invitation, Notice, Online
 from gasloc_p2p.node.report import PeerReport, peer_report
 from gasloc_p2p.node.result import REPORT_FILE, THETA_FILE, read_report, read_thetas
 from gasloc_p2p.report import SwarmReport, swarm_report
-from gasloc_p2p.simulate.swarm import learner_of
-from gasloc_p2p.train.data import Corpus, load_corpus
+from gasloc_p2p.train.data import load_corpus
+from gasloc_p2p.train.learner import Learner, build_learner
+from gasloc_p2p.train.model import PRESETS
 
 E = TypeVar("E", Online, Invitation)
 
@@ -82,8 +86,12 @@ def run(
         make_folder(keep)
         kept = kept_manifest(home_in(keep, 0))
         if kept is not None:
+            config = with_kept_digest(config, kept)
             require_same_run(config, kept, keep)
-    corpus = load_corpus(config.data)
+    if compare_solo:
+        load_text(config.model, config.data)
+    elif not is_streamed(config.data):
+        load_corpus(config.data)
     display = make_display(
         config.display.mode,
         title=f"test swarm {config.run.id}: {peers} peers, {config.gossip.topology}",
@@ -104,7 +112,7 @@ def run(
         if compare_solo:
             display.say("training the same peers alone, for comparison")
             solo = solo_loss(config, peers=peers)
-        report = _report(config, algorithm, corpus, swarm, wall_s, solo)
+        report = _report(config, algorithm, swarm, wall_s, solo)
         finish(report, display, report_path)
         return _exit_code(swarm, display)
 
@@ -256,13 +264,12 @@ def home_in(folder: Path, index: int) -> Path:
 def _report(
     config: Config,
     algorithm: str,
-    corpus: Corpus,
     swarm: _Swarm,
     wall_s: float,
     solo: float | None,
 ) -> SwarmReport:
     torch.set_num_threads(config.node.threads)
-    judge = learner_of(config, peer_id="", corpus=corpus)
+    judge = _judge(config, swarm)
     thetas: list[Tensor] = []
     closing_thetas: list[Tensor] = []
     reports: list[PeerReport] = []
@@ -284,7 +291,41 @@ def _report(
         closing_thetas=closing_thetas,
         solo_val_loss=solo,
         faults=swarm.chaos.reports,
+        text_overlap=overlap(
+            [
+                units_trained_on(swarm.home(index) / DATA_FOLDER, _tokens_of(config, report))
+                for index, report in enumerate(reports)
+            ]
+        ),
     )
+
+
+def _judge(config: Config, swarm: _Swarm) -> Learner:
+    """Return a learner with the held-out text of the first node."""
+    peer_id = swarm.identities[0].peer_id
+    supply = open_supply(
+        config.model,
+        config.data,
+        folder=swarm.home(0) / DATA_FOLDER,
+        seed=config.run.seed,
+        peer_id=peer_id,
+        sequence_length=PRESETS[config.model.preset].sequence_length,
+        say=lambda text: None,
+        closing=Closing(),
+    )
+    return build_learner(
+        config.model,
+        config.data,
+        config.inner,
+        seed=config.run.seed,
+        peer_id=peer_id,
+        supply=supply,
+    )
+
+
+def _tokens_of(config: Config, report: PeerReport) -> int:
+    steps = sum(report.local_steps)
+    return steps * config.inner.batch_size * PRESETS[config.model.preset].sequence_length
 
 
 def _peer_report(swarm: _Swarm, index: int, exit_code: int | None) -> PeerReport:

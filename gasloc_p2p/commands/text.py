@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from gasloc_p2p.commands.home import home_of, kept_manifest
+from gasloc_p2p.commands.home import home_of, kept_manifest, with_kept_digest
 from gasloc_p2p.config import Config, LoadedConfig
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.data.feed import Closing
@@ -31,17 +31,15 @@ def with_tokenizer_digest(loaded: LoadedConfig) -> LoadedConfig:
         return loaded
     home = home_of(config, config.run.id)
     kept = kept_manifest(home)
-    model = config.model
-    if kept is not None and not model.tokenizer_digest:
-        digest = kept.sections.get("model", {}).get("tokenizer_digest", "")
-        model = model.model_copy(update={"tokenizer_digest": digest})
+    if kept is not None:
+        config = with_kept_digest(config, kept)
     tokenizer = load_tokenizer(
-        model,
+        config.model,
         config.data,
         folder=home / DATA_FOLDER,
         patience=Patience(lambda text: print(text, file=sys.stderr), Closing().pause),
     )
-    model = model.model_copy(update={"tokenizer_digest": tokenizer.digest})
+    model = config.model.model_copy(update={"tokenizer_digest": tokenizer.digest})
     return LoadedConfig(config=config.model_copy(update={"model": model}), origins=loaded.origins)
 
 

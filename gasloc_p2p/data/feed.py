@@ -25,6 +25,7 @@ from gasloc_p2p.data.tokens import Tokens
 BEHIND = 4
 """One part in so many of the buffer is for units that have been trained on: a node that crashed
 goes on from its last checkpoint, which is behind."""
+UNSAID_S = 3.0
 MEMORY_BYTES = 32 << 20
 """Most that is held in memory where the disk takes no more."""
 
@@ -64,6 +65,7 @@ class Feed:
         limit_bytes: most that the shelf may hold, unless a single step needs more.
         say: told when training has to wait; called from any thread.
         closing: ends the thread.
+        unsaid_s: training waits for so long before it says that it does.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Feed:
         limit_bytes: int,
         say: Callable[[str], None],
         closing: Closing,
+        unsaid_s: float = UNSAID_S,
     ) -> None:
         self.next_sample = 0
         self._stream = stream
@@ -83,6 +86,7 @@ class Feed:
         self._limit_bytes = limit_bytes
         self._say = say
         self._closing = closing
+        self._unsaid_s = unsaid_s
         self._ends = list(accumulate(entry.tokens for entry in shelf.entries))
         self._in_memory: dict[int, Tokens] = {}
         self._open: tuple[int, Tokens] = (-1, np.empty(0, dtype=np.uint8))
@@ -134,14 +138,27 @@ class Feed:
         self._wakers.append(wake)
         try:
             if not self._can_answer(windows):
-                self._say("training waits: the text buffer is empty")
-                began_s = loop.time()
-                while not self._can_answer(windows):
-                    await arrived.wait()
-                    arrived.clear()
-                self._say(f"training goes on after {loop.time() - began_s:.0f} s without text")
+                await self._wait(windows, arrived)
         finally:
             self._wakers.remove(wake)
+
+    async def _wait(self, windows: int, arrived: asyncio.Event) -> None:
+        """Wait for text, and say so if it takes longer than a moment."""
+
+        async def until_there() -> None:
+            while not self._can_answer(windows):
+                await arrived.wait()
+                arrived.clear()
+
+        began_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(self._unsaid_s):
+                await until_there()
+        except TimeoutError:
+            self._say("training waits: the text buffer is empty")
+            await until_there()
+            waited_s = asyncio.get_running_loop().time() - began_s
+            self._say(f"training goes on after {waited_s:.0f} s without text")
 
     def close(self) -> None:
         """End the thread, soon; it may still wait for a hub."""

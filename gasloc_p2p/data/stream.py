@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,22 +82,13 @@ class Stream:
             DataError: a shard cannot be read.
         """
         parts: list[Tokens] = []
-        for documents in itertools.islice(self._by_name(), VALIDATION_UNITS):
+        for documents in itertools.islice(self.units.by_name(), VALIDATION_UNITS):
             kept = [text for text in documents if is_held_out(text, self.held_out)]
             parts.append(self.tokenizer.encode(kept))
             if sum(map(len, parts)) >= tokens:
                 break
         self.units.close()
         return np.concatenate(parts) if parts else self.tokenizer.encode([])
-
-    def _by_name(self) -> Iterator[list[bytes]]:
-        def units_of(name: str) -> Iterator[list[bytes]]:
-            for unit in itertools.count():
-                if (documents := self.units.read(name, unit)) is None:
-                    return
-                yield documents
-
-        return itertools.chain.from_iterable(map(units_of, self.shards.names))
 
     def _shard(self, place: Place) -> str:
         if self._order[0] != place.lap:

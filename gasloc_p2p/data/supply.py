@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from gasloc_p2p.core.errors import DataError
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.data.feed import Closing, Feed
 from gasloc_p2p.data.hub import Hub, HubListing, HubShards
+from gasloc_p2p.data.order import is_held_out
 from gasloc_p2p.data.patience import Patience
 from gasloc_p2p.data.shards import LocalShards, Shards, holds_documents
 from gasloc_p2p.data.shelf import Shelf
@@ -182,6 +183,31 @@ def tokenised(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
         validation=tokens_of(corpus.validation),
         digest=blake3(corpus.digest + tokenizer.digest.encode()).digest(),
     )
+
+
+def training_documents(
+    data: DataConfig, *, folder: Path, patience: Patience, limit_bytes: int
+) -> Iterator[bytes]:
+    """Yield documents to train on, in the order of their names, until there is enough.
+
+    Raises:
+        DataError: there are none.
+    """
+    if is_streamed(data):
+        shards = open_shards(data, shelf=Shelf(folder), patience=patience)
+        held_out = data.validation_fraction or HELD_OUT_DOCUMENTS
+        units = Units(shards, data.text_field, patience.say).by_name()
+        documents: Iterator[bytes] = (
+            text for unit in units for text in unit if not is_held_out(text, held_out)
+        )
+    else:
+        corpus = load_corpus(data)
+        documents = iter(corpus.train.numpy().tobytes().split(b"\0"))
+    for document in documents:
+        yield document
+        limit_bytes -= len(document)
+        if limit_bytes <= 0:
+            return
 
 
 def open_shards(data: DataConfig, *, shelf: Shelf, patience: Patience) -> Shards:

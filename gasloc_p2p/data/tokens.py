@@ -7,7 +7,7 @@ digest is in the run's manifest.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -124,3 +124,21 @@ def read_tokenizer(path: str) -> bytes:
             why=error.strerror or str(error),
             fix="Point data.tokenizer_file at the tokenizer.json that the founder of the run uses.",
         ) from error
+
+
+def train_tokenizer(documents: Iterable[bytes], *, vocabulary: int) -> str:
+    """Return the JSON of a byte-level BPE tokenizer, trained on `documents`; it has no unknowns."""
+    from tokenizers import Tokenizer as Pieced
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    pieced = Pieced(models.BPE())
+    pieced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieced.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pieced.train_from_iterator((text.decode("utf-8", "replace") for text in documents), trainer)
+    return str(pieced.to_str())

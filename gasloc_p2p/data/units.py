@@ -75,6 +75,18 @@ class Units:
             self._next = (shard, unit + 1)
         return documents
 
+    def by_name(self) -> Iterator[list[bytes]]:
+        """Yield all units of all shards, in the order of their names.
+
+        Raises:
+            DataError: as `read`.
+        """
+        for name in self._shards.names:
+            for unit in itertools.count():
+                if (documents := self.read(name, unit)) is None:
+                    break
+                yield documents
+
     def close(self) -> None:
         """Close the shard that is open."""
         self._next, self._units = ("", 0), iter(())

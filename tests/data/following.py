@@ -92,6 +92,7 @@ def following(
         limit_bytes=limit_bytes,
         say=said.append,
         closing=closing,
+        unsaid_s=0.0,
     )
     try:
         yield Follower(feed, shelf, stream, closing, said, pauses_s)
