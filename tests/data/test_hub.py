@@ -1,0 +1,157 @@
+"""What a hub answers, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gasloc_p2p.core.errors import DataError
+from gasloc_p2p.data.hub import Hub
+from gasloc_p2p.data.patience import LONGEST_PAUSE_S, ClosedError, Patience
+from tests.data.following import following
+from tests.data.hub import COMMIT, MockHub
+from tests.data.texts import write_parquet, write_usual
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[MockHub]:
+    write_usual(tmp_path / "source")
+    write_parquet(tmp_path / "source" / "sample" / "10BT" / "x.parquet", ["small"])
+    write_parquet(tmp_path / "source" / "data" / "test" / "y.parquet", ["test"])
+    (tmp_path / "source" / "README.md").write_text("texts")
+    (tmp_path / "source" / "more.json").write_text('{"text": "more"}')
+    with MockHub(tmp_path / "source").served() as served:
+        yield served
+
+
+def hub_of(served: MockHub, **changes: str) -> Hub:
+    return Hub(
+        name=changes.get("name", served.name),
+        kind=changes.get("kind", "dataset"),
+        patience=Patience(list[str]().append, lambda seconds: None),
+        endpoint=served.endpoint,
+    )
+
+
+PARTS = tuple(f"data/part-{i}.parquet" for i in range(3))
+CONFIGS = [
+    {
+        "config_name": "default",
+        "data_files": [
+            {"split": "train", "path": "data/*"},
+            {"split": "test", "path": "data/test/*"},
+        ],
+    },
+    {"config_name": "sample-10BT", "data_files": [{"split": "train", "path": ["sample/10BT/*"]}]},
+    {"config_name": "plain", "data_files": "sample/**"},
+]
+
+
+@pytest.mark.parametrize(
+    ("subset", "files", "names"),
+    [
+        ("", (), PARTS),
+        ("sample-10BT", (), ("sample/10BT/x.parquet",)),
+        ("plain", (), ("sample/10BT/x.parquet",)),
+        ("sample", (), ("sample/10BT/x.parquet",)),
+        ("", ("data/*-[12].parquet",), PARTS[1:]),
+        ("", ("**/*.parquet",), (*PARTS, "data/test/y.parquet", "sample/10BT/x.parquet")),
+        ("", ("more.json",), ("more.json",)),
+    ],
+)
+def test_which_files_are_read(
+    served: MockHub, subset: str, files: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    served.card = {"configs": CONFIGS}
+    found = hub_of(served).list_documents(revision="main", subset=subset, files=files)
+    assert found.names == names
+    assert found.commit == COMMIT
+
+
+def test_without_a_card_all_documents_are_read(served: MockHub) -> None:
+    found = hub_of(served).list_documents(revision="main", subset="", files=())
+    assert found.names == (*PARTS, "data/test/y.parquet", "sample/10BT/x.parquet")
+
+
+def test_a_subset_that_is_not_there_is_refused_with_those_that_are(served: MockHub) -> None:
+    served.card = {"configs": CONFIGS}
+    with pytest.raises(DataError, match="in its subset 'absent'") as raised:
+        hub_of(served).list_documents(revision="main", subset="absent", files=())
+    assert "default, sample-10BT, plain" in raised.value.why
+
+
+def test_what_waiting_cannot_mend_is_said(served: MockHub) -> None:
+    for name, words in (("nobody/nothing", "no dataset nobody/nothing"),):
+        with pytest.raises(DataError, match=words) as raised:
+            hub_of(served, name=name).list_documents(revision="main", subset="", files=())
+        assert "private" in raised.value.what
+    with pytest.raises(DataError, match="no such revision"):
+        hub_of(served).list_documents(revision="old", subset="", files=())
+    served.script.append("gated")
+    with pytest.raises(DataError, match="is gated") as raised:
+        hub_of(served).open(PARTS[0], revision=COMMIT)
+    assert f"huggingface.co/datasets/{served.name}" in raised.value.fix
+    assert "HF_TOKEN" in raised.value.fix
+    served.script.append("missing")
+    with pytest.raises(DataError, match="does not hand out a file"):
+        hub_of(served).open(PARTS[0], revision=COMMIT)
+    served.script.extend(["ok", "whole"])
+    with hub_of(served).open(PARTS[0], revision=COMMIT) as file:
+        file.seek(10)
+        with pytest.raises(DataError, match="cannot be read in parts"):
+            file.read(10)
+
+
+def test_a_shard_that_is_gone_ends_the_training_once_the_buffer_is_empty(
+    served: MockHub, tmp_path: Path
+) -> None:
+    with following(served, tmp_path / "home") as peer:
+        peer.windows(2)
+        served.script.extend(["missing"] * 100)
+        with pytest.raises(DataError, match="does not hand out a file"):
+            peer.windows(100)
+
+
+def test_files_are_read_from_any_place(served: MockHub) -> None:
+    data = (served.folder / PARTS[0]).read_bytes()
+    hub = hub_of(served)
+    served.script.extend(["429", "ok", "cut", "503", "ok"])
+    assert hub.read_whole(PARTS[0], revision=COMMIT) == data
+    with hub.open(PARTS[0], revision=COMMIT) as file:
+        file.seek(-8, 2)
+        assert file.read() == data[-8:]
+        assert file.seek(5) == 5
+        file.seek(2, 1)
+        assert file.read(4) == data[7:11]
+
+
+def test_pauses_double_up_to_a_minute_and_heed_the_hub() -> None:
+    pauses: list[float] = []
+    said: list[str] = []
+    patience = Patience(said.append, pauses.append)
+    for _ in range(8):
+        patience.endure("out")
+    assert pauses == [1, 2, 4, 8, 16, 32, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+    patience.relax()
+    patience.endure("asked", asked_s=90)
+    assert pauses[-1] == 90
+    for _ in range(7):
+        patience.relax()
+        patience.endure("cut")
+    assert said == [
+        "out; next try in 1 s, training uses the buffer",
+        "asked; next try in 90 s, training uses the buffer",
+        "cut; next try in 1 s, training uses the buffer",
+        "cut (2 times so far); next try in 1 s, training uses the buffer",
+        "cut (4 times so far); next try in 1 s, training uses the buffer",
+    ]
+
+
+def test_a_closed_feed_ends_its_pause(served: MockHub, tmp_path: Path) -> None:
+    with following(served, tmp_path / "home") as peer:
+        served.down = True
+        peer.closing.close()
+        with pytest.raises(ClosedError):
+            peer.feed.batch(1)
