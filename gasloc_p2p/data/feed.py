@@ -35,10 +35,17 @@ class Closing:
 
     def __init__(self) -> None:
         self._closed = threading.Event()
+        self._wakers: list[Callable[[], None]] = []
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Have `close` call `wake`."""
+        self._wakers.append(wake)
 
     def close(self) -> None:
         """End all pauses."""
         self._closed.set()
+        for wake in self._wakers:
+            wake()
 
     @property
     def closed(self) -> bool:
@@ -98,6 +105,7 @@ class Feed:
         self._changed = threading.Condition()
         self._wakers: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
+        closing.wakes(self._tell)
 
     def batch(self, windows: int) -> Tensor:
         """Return the next windows, int64 [windows, sequence_length + 1], and move past them.
@@ -163,8 +171,6 @@ class Feed:
     def close(self) -> None:
         """End the thread, soon; it may still wait for a hub."""
         self._closing.close()
-        with self._changed:
-            self._changed.notify_all()
 
     def join(self) -> None:
         """Wait for the end of the thread."""

@@ -20,12 +20,14 @@ from huggingface_hub import HfApi, get_session, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported, without `as`
     build_hf_headers,
     hf_raise_for_status,
+    validate_repo_id,
 )
 
 from gasloc_p2p.core.errors import DataError
@@ -89,6 +91,14 @@ class Hub:
         Raises:
             DataError: it is not there, not accessible, or holds no such files.
         """
+        try:
+            validate_repo_id(self.name)
+        except HFValidationError as error:
+            raise DataError(
+                f"{self.name!r} is no name of a data set.",
+                why=str(error),
+                fix="Names look like OWNER/NAME: --set data.path=hub:HuggingFaceFW/fineweb",
+            ) from error
         info = self._patiently(
             lambda: HfApi(endpoint=self.endpoint).dataset_info(
                 self.name, revision=revision, timeout=TIMEOUT_S
@@ -165,11 +175,12 @@ class Hub:
             left = min(end, size) - start - len(received)
             began_s, began_bytes = self.clock(), len(received)
             for piece in response.iter_raw():
-                received += piece[:left]
+                received += piece[: max(left, 0)]
                 left -= len(piece)
                 self.patience.relax()
                 self.patience.check()
-                if left <= 0:
+                # A response that is read to its end leaves its connection for the next one.
+                if left < 0:
                     return size
                 if self.clock() - began_s > STALL_S:
                     if len(received) - began_bytes < STALL_BYTES:

@@ -57,7 +57,7 @@ class Patience:
             times = self._times[trouble]
             if times & (times - 1) == 0:
                 often = f" ({times} times so far)" if times > 1 else ""
-                self.say(f"{trouble}{often}; next try in {pause_s:.0f} s, training uses the buffer")
+                self.say(f"{trouble}{often}; next try in {pause_s:.0f} s")
         self._attempts += 1
         self._pause(pause_s)
 

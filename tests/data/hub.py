@@ -27,6 +27,7 @@ class MockHub:
         card: metadata of the data set.
         script: what happens to the next requests for files: "ok", "429", "503", "cut", "dribble",
             "gated", "missing" or "whole"; "ok" once it is used up.
+        done: what happened to requests for files, in order.
         down: answers 503 to everything while it is set.
         asked: the paths of all requests, in order.
         awake: ends dribbling.
@@ -36,6 +37,7 @@ class MockHub:
     name: str = "someone/texts"
     card: dict[str, Any] = field(default_factory=dict)
     script: deque[str] = field(default_factory=deque)
+    done: list[str] = field(default_factory=list)
     down: bool = False
     asked: list[str] = field(default_factory=list)
     awake: threading.Event = field(default_factory=threading.Event)
@@ -95,6 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, path: Path) -> None:
         action = self.served.script.popleft() if self.served.script else "ok"
+        self.served.done.append(action)
         match action:
             case "429":
                 return self._refuse(429, {"Retry-After": "7"})

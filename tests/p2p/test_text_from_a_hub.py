@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE
-from gasloc_p2p.data.supply import DATA_FOLDER, LISTING_FILE
+from gasloc_p2p.data.supply import DATA_FOLDER
 from gasloc_p2p.node.events import Left, Notice, Online, RoundFinished
 from gasloc_p2p.node.result import read_thetas
 from tests.data.hub import MockHub
@@ -91,7 +91,6 @@ async def test_a_node_leaves_while_it_waits_for_text(hub: MockHub, tmp_path: Pat
 
         hub.down = False
         hub.script.extend(["gated"] * 2)
-        (tmp_path / "start" / DATA_FOLDER / LISTING_FILE).unlink()
         [node] = await swarm.nodes_of_run("gated", entry, 1, *text)
         await node.first(Online)
         assert await node.ended() == 11
