@@ -198,7 +198,7 @@ def test_simulations_refuse_documents(tmp_path: Path) -> None:
 
 def test_overlap_is_that_of_the_units_that_were_trained_on(served: MockHub, tmp_path: Path) -> None:
     for peer_id in ("a", "b"):
-        drawn(opened(tmp_path / peer_id, hub_data(served), peer_id=peer_id)[0], batches=600)
+        drawn(opened(tmp_path / peer_id, hub_data(served), peer_id=peer_id)[0], batches=300)
     few = [units_trained_on(tmp_path / peer_id, 4 * 2 * LENGTH) for peer_id in ("a", "b")]
     assert [len(units) for units in few] == [1, 1]
     every = [units_trained_on(tmp_path / peer_id, 10**9) for peer_id in ("a", "b")]
