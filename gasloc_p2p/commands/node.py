@@ -299,11 +299,9 @@ async def _train(
     closing = Closing()
     try:
         await compute.aside(lambda: keep_manifest(home, manifest))
-        supply = await open_text(
+        text = await open_text(
             config, home=home, peer_id=network.peer_id, observe=observe, closing=closing
         )
-        if isinstance(supply.samples, Feed):
-            compute.wait_for_text(partial(supply.samples.ready, config.inner.batch_size))
         learner = await compute.run(
             lambda: build_learner(
                 config.model,
@@ -311,9 +309,11 @@ async def _train(
                 config.inner,
                 seed=config.run.seed,
                 peer_id=network.peer_id,
-                supply=supply,
+                text=text,
             )
         )
+        if isinstance(learner.samples, Feed):
+            compute.wait_for_text(partial(learner.samples.ready, config.inner.batch_size))
         node = Node(
             config=config,
             manifest=manifest,

@@ -28,7 +28,7 @@ from gasloc_p2p.core.errors import StartError
 from gasloc_p2p.core.manifest import parse_invite
 from gasloc_p2p.data.feed import Closing
 from gasloc_p2p.data.overlap import overlap, units_trained_on
-from gasloc_p2p.data.supply import DATA_FOLDER, is_streamed, load_text, open_supply
+from gasloc_p2p.data.supply import DATA_FOLDER, is_streamed, load_text, open_text
 from gasloc_p2p.display import Display, make_display
 from gasloc_p2p.founding import check_outer, require_node_rule
 from gasloc_p2p.net.identity import Identity
@@ -303,13 +303,12 @@ def _report(
 def _judge(config: Config, swarm: _Swarm) -> Learner:
     """Return a learner with the held-out text of the first node."""
     peer_id = swarm.identities[0].peer_id
-    supply = open_supply(
+    text = open_text(
         config.model,
         config.data,
         folder=swarm.home(0) / DATA_FOLDER,
         seed=config.run.seed,
         peer_id=peer_id,
-        sequence_length=PRESETS[config.model.preset].sequence_length,
         say=lambda text: None,
         closing=Closing(),
     )
@@ -319,7 +318,7 @@ def _judge(config: Config, swarm: _Swarm) -> Learner:
         config.inner,
         seed=config.run.seed,
         peer_id=peer_id,
-        supply=supply,
+        text=text,
     )
 
 

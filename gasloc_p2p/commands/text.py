@@ -13,10 +13,10 @@ from gasloc_p2p.config import Config, LoadedConfig
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.data.feed import Closing
 from gasloc_p2p.data.patience import Patience
-from gasloc_p2p.data.supply import DATA_FOLDER, load_tokenizer, open_supply
+from gasloc_p2p.data.supply import DATA_FOLDER, load_tokenizer
+from gasloc_p2p.data.supply import open_text as open_here
 from gasloc_p2p.node.events import Notice, Observer
-from gasloc_p2p.train.model import PRESETS
-from gasloc_p2p.train.samples import Supply
+from gasloc_p2p.train.samples import Text
 
 
 def with_tokenizer_digest(loaded: LoadedConfig) -> LoadedConfig:
@@ -45,7 +45,7 @@ def with_tokenizer_digest(loaded: LoadedConfig) -> LoadedConfig:
 
 async def open_text(
     config: Config, *, home: Path, peer_id: PeerId, observe: Observer, closing: Closing
-) -> Supply:
+) -> Text:
     """Open what `config` names; a hub that is out of order is waited for.
 
     It goes on in a thread of its own until `closing` is closed, which may well outlive this call
@@ -55,38 +55,37 @@ async def open_text(
         DataError: there is no such text.
     """
     loop = asyncio.get_running_loop()
-    opened: asyncio.Future[Supply] = loop.create_future()
+    opened: asyncio.Future[Text] = loop.create_future()
 
     def say(text: str) -> None:
         # The loop may have ended before this thread.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(observe, Notice(text=text))
 
-    def settle(supply: Supply | None, error: BaseException | None) -> None:
+    def settle(text: Text | None, error: BaseException | None) -> None:
         if opened.cancelled():
             return
-        if supply is not None:
-            opened.set_result(supply)
+        if text is not None:
+            opened.set_result(text)
         elif error is not None:
             opened.set_exception(error)
 
     def work() -> None:
-        supply, failure = None, None
+        text, failure = None, None
         try:
-            supply = open_supply(
+            text = open_here(
                 config.model,
                 config.data,
                 folder=home / DATA_FOLDER,
                 seed=config.run.seed,
                 peer_id=peer_id,
-                sequence_length=PRESETS[config.model.preset].sequence_length,
                 say=say,
                 closing=closing,
             )
         except BaseException as error:  # it is raised where the text is waited for
             failure = error
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, supply, failure)
+            loop.call_soon_threadsafe(settle, text, failure)
 
     threading.Thread(target=work, name="text", daemon=True).start()
     return await opened

@@ -21,8 +21,8 @@ Pause = Callable[[float], None]
 class Patience:
     """Doubles its pauses from 1 s to 60 s while one trouble follows another.
 
-    A trouble is told when it comes for the first time, the second, the fourth, and so on, so that
-    a bad line cannot flood the terminal.
+    A trouble is told when it comes for the first time, the second, the fourth, and so on, and not
+    again while it lasts, so that a bad line cannot flood the terminal.
 
     Args:
         say: told of troubles, a sentence each.
@@ -33,6 +33,7 @@ class Patience:
         self.say = say
         self._pause = pause
         self._attempts = 0
+        self._last = ""
         self._times: Counter[str] = Counter()
 
     def check(self) -> None:
@@ -52,7 +53,8 @@ class Patience:
         pause_s = min(FIRST_PAUSE_S * 2**self._attempts, LONGEST_PAUSE_S)
         if asked_s is not None:
             pause_s = max(pause_s, min(asked_s, LONGEST_ASKED_PAUSE_S))
-        if self._attempts == 0:
+        if trouble != self._last:
+            self._last = trouble
             self._times[trouble] += 1
             times = self._times[trouble]
             if times & (times - 1) == 0:
@@ -64,3 +66,4 @@ class Patience:
     def relax(self) -> None:
         """Begin with the shortest pause again: something has arrived."""
         self._attempts = 0
+        self._last = ""

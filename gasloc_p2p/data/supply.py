@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ from gasloc_p2p.data.stream import Stream
 from gasloc_p2p.data.tokens import Bytes, Pieces, Tokenizer, Tokens, read_tokenizer
 from gasloc_p2p.data.units import Units
 from gasloc_p2p.train.data import Corpus, load_corpus, validation_windows
-from gasloc_p2p.train.samples import Supply, text_supply
+from gasloc_p2p.train.samples import Supply, Text, TextInMemory
 from gasloc_p2p.train.settings import DataConfig, ModelConfig
 
 HUB = "hub:"
@@ -71,17 +72,63 @@ def load_text(model: ModelConfig, data: DataConfig) -> Corpus:
     return load_corpus(data)
 
 
-def open_supply(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamedText:
+    """Documents that are read ahead while a node trains.
+
+    Attributes:
+        stream, shelf: where samples come from, and where they wait.
+        held_out: held-out tokens.
+        data: the settings.
+        say: told of troubles.
+        closing: ends the thread that reads ahead.
+    """
+
+    stream: Stream
+    shelf: Shelf
+    held_out: Tokens
+    data: DataConfig
+    say: Callable[[str], None]
+    closing: Closing
+
+    @property
+    def vocabulary(self) -> int:
+        """All tokens are below it."""
+        return self.stream.tokenizer.vocabulary
+
+    def supply(self, sequence_length: int) -> Supply:
+        """Return its windows.
+
+        Raises:
+            DataError: there is too little held-out text.
+        """
+        return Supply(
+            samples=Feed(
+                stream=self.stream,
+                shelf=self.shelf,
+                sequence_length=sequence_length,
+                limit_bytes=self.data.buffer_mb << 20,
+                say=self.say,
+                closing=self.closing,
+            ),
+            validation=validation_windows(
+                torch.from_numpy(self.held_out.astype("int64")),
+                tokens=self.data.validation_tokens,
+                sequence_length=sequence_length,
+            ),
+        )
+
+
+def open_text(
     model: ModelConfig,
     data: DataConfig,
     *,
     folder: Path,
     seed: int,
     peer_id: PeerId,
-    sequence_length: int,
     say: Callable[[str], None],
     closing: Closing,
-) -> Supply:
+) -> Text:
     """Open what a node trains on. Takes as long as the hub does; `closing` ends it.
 
     Args:
@@ -89,7 +136,6 @@ def open_supply(
         folder: of the node, for the index, the buffer, and what else comes from a hub.
         seed: the run's seed.
         peer_id: the peer that trains.
-        sequence_length: tokens that a window predicts.
         say: told of troubles; called from any thread.
         closing: ends all waiting.
 
@@ -102,12 +148,11 @@ def open_supply(
     if not is_streamed(data):
         corpus = tokenised(load_corpus(data), tokenizer)
         _say_bytes_a_token(tokenizer, corpus.validation[: data.validation_tokens].numpy(), say)
-        return text_supply(
-            corpus,
-            data,
+        return TextInMemory(
+            corpus=corpus,
             seed=seed,
             peer_id=peer_id,
-            sequence_length=sequence_length,
+            validation_tokens=data.validation_tokens,
             vocabulary=tokenizer.vocabulary,
         )
     try:
@@ -123,21 +168,8 @@ def open_supply(
             fix="Make room there, or name another node.home.",
         ) from error
     _say_bytes_a_token(tokenizer, held_out, say)
-    return Supply(
-        samples=Feed(
-            stream=stream,
-            shelf=shelf,
-            sequence_length=sequence_length,
-            limit_bytes=data.buffer_mb << 20,
-            say=say,
-            closing=closing,
-        ),
-        validation=validation_windows(
-            torch.from_numpy(held_out.astype("int64")),
-            tokens=data.validation_tokens,
-            sequence_length=sequence_length,
-        ),
-        vocabulary=tokenizer.vocabulary,
+    return StreamedText(
+        stream=stream, shelf=shelf, held_out=held_out, data=data, say=say, closing=closing
     )
 
 

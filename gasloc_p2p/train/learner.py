@@ -19,7 +19,7 @@ from gasloc_p2p.train.inner_state import (
 )
 from gasloc_p2p.train.model import PRESETS, build_model
 from gasloc_p2p.train.parameters import ParameterView
-from gasloc_p2p.train.samples import Samples, Supply, text_supply
+from gasloc_p2p.train.samples import Samples, Text, TextInMemory
 from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
 
 _VALIDATION_BATCH = 32
@@ -229,28 +229,28 @@ def build_learner(
     seed: int,
     peer_id: PeerId,
     corpus: Corpus | None = None,
-    supply: Supply | None = None,
+    text: Text | None = None,
 ) -> Learner:
     """Return the learner of one peer, with the initial parameters of the run.
 
     Args:
         seed: the run's seed.
         corpus: text already read, shared by the peers of one process; read from `data` when None.
-        supply: takes the place of such a text.
+        text: takes the place of `corpus`.
 
     Raises:
         DataError: the text is missing, unreadable or too small.
     """
-    if supply is None:
-        supply = text_supply(
-            load_corpus(data) if corpus is None else corpus,
-            data,
+    if text is None:
+        text = TextInMemory(
+            corpus=load_corpus(data) if corpus is None else corpus,
             seed=seed,
             peer_id=peer_id,
-            sequence_length=PRESETS[model.preset].sequence_length,
+            validation_tokens=data.validation_tokens,
         )
+    supply = text.supply(PRESETS[model.preset].sequence_length)
     return Learner(
-        build_model(model.preset, seed, vocabulary=supply.vocabulary),
+        build_model(model.preset, seed, vocabulary=text.vocabulary),
         supply.samples,
         supply.validation,
         inner,

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.train.data import Corpus, SampleCursor, count_windows, validation_windows
-from gasloc_p2p.train.settings import DataConfig
 
 
 class Samples(Protocol):
@@ -73,36 +72,64 @@ class Supply:
     Attributes:
         samples: the peer's own.
         validation: the held-out windows, int64 [windows, sequence_length + 1].
-        vocabulary: all tokens are below it.
     """
 
     samples: Samples
     validation: Tensor
+
+
+class Text(Protocol):
+    """A text as tokens, before anybody knows how long the windows of it will be.
+
+    Attributes:
+        vocabulary: all tokens are below it.
+    """
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def supply(self, sequence_length: int) -> Supply:
+        """Return its windows, which predict `sequence_length` tokens each.
+
+        Raises:
+            DataError: the text is too small.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextInMemory:
+    """A text in memory.
+
+    Attributes:
+        corpus: the text.
+        seed: the run's seed.
+        peer_id: the peer that trains.
+        validation_tokens: tokens that one validation loss is measured on.
+        vocabulary: all tokens are below it.
+    """
+
+    corpus: Corpus
+    seed: int
+    peer_id: PeerId
+    validation_tokens: int
     vocabulary: int = 256
 
+    def supply(self, sequence_length: int) -> Supply:
+        """Return its windows.
 
-def text_supply(
-    corpus: Corpus,
-    data: DataConfig,
-    *,
-    seed: int,
-    peer_id: PeerId,
-    sequence_length: int,
-    vocabulary: int = 256,
-) -> Supply:
-    """Return the samples of a text in memory.
-
-    Raises:
-        DataError: the text is too small.
-    """
-    return Supply(
-        samples=TextSamples(
-            text=corpus.train,
-            cursor=SampleCursor(seed=seed, peer_id=peer_id),
-            sequence_length=sequence_length,
-        ),
-        validation=validation_windows(
-            corpus.validation, tokens=data.validation_tokens, sequence_length=sequence_length
-        ),
-        vocabulary=vocabulary,
-    )
+        Raises:
+            DataError: the text is too small.
+        """
+        return Supply(
+            samples=TextSamples(
+                text=self.corpus.train,
+                cursor=SampleCursor(seed=self.seed, peer_id=self.peer_id),
+                sequence_length=sequence_length,
+            ),
+            validation=validation_windows(
+                self.corpus.validation,
+                tokens=self.validation_tokens,
+                sequence_length=sequence_length,
+            ),
+        )

@@ -15,10 +15,10 @@ from gasloc_p2p.cli import app
 from gasloc_p2p.core.errors import DataError
 from gasloc_p2p.data.feed import Closing, Feed
 from gasloc_p2p.data.overlap import overlap, units_trained_on
-from gasloc_p2p.data.supply import load_text, open_supply
+from gasloc_p2p.data.supply import load_text, open_text
 from gasloc_p2p.data.tokens import END_OF_TEXT, Bytes, Pieces, train_tokenizer
 from gasloc_p2p.train.learner import build_learner
-from gasloc_p2p.train.samples import Supply
+from gasloc_p2p.train.samples import Supply, Text
 from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
 from tests.data.hub import COMMIT, MockHub
 from tests.data.texts import SHARDS, documents, write_parquet, write_usual
@@ -45,19 +45,25 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MockHub]
 def opened(
     folder: Path, data: DataConfig, model: ModelConfig | None = None, *, peer_id: str = "a"
 ) -> tuple[Supply, list[str]]:
+    text, said = text_of(folder, data, model, peer_id=peer_id)
+    return text.supply(LENGTH), said
+
+
+def text_of(
+    folder: Path, data: DataConfig, model: ModelConfig | None = None, *, peer_id: str = "a"
+) -> tuple[Text, list[str]]:
     said: list[str] = []
     closing = Closing()
-    supply = open_supply(
+    text = open_text(
         model or ModelConfig(),
         data,
         folder=folder,
         seed=1,
         peer_id=peer_id,
-        sequence_length=LENGTH,
         say=said.append,
         closing=closing,
     )
-    return supply, said
+    return text, said
 
 
 def drawn(supply: Supply, batches: int = 4) -> torch.Tensor:
@@ -129,13 +135,13 @@ def test_a_tokenizer_of_one_s_own(tmp_path: Path, tokenizer: str, streamed: bool
         validation_tokens=64,
         validation_fraction=0.2,
     )
-    supply, said = opened(tmp_path / "home", data, ModelConfig(tokenizer="file"))
-    assert supply.vocabulary == 300
-    assert any("bytes of the held-out text" in text for text in said)
-    tokens = drawn(supply)
+    text, said = text_of(tmp_path / "home", data, ModelConfig(tokenizer="file"))
+    assert text.vocabulary == 300
+    assert any("bytes of the held-out text" in told for told in said)
+    tokens = drawn(text.supply(LENGTH))
     assert 255 < int(tokens.max()) < 300
     learner = build_learner(
-        ModelConfig(tokenizer="file"), data, InnerConfig(), seed=1, peer_id="a", supply=supply
+        ModelConfig(tokenizer="file"), data, InnerConfig(), seed=1, peer_id="a", text=text
     )
     assert learner.validation_loss() == pytest.approx(torch.log(torch.tensor(300.0)), abs=1.0)
 
@@ -162,9 +168,9 @@ def test_a_tokenizer_of_the_hub_is_kept_for_a_restart(
     digest = Pieces(tokenizer.encode(), source="x").digest
     data = hub_data(served, path=str(served.folder))
     model = ModelConfig(tokenizer=served.name, tokenizer_digest=digest)
-    assert opened(tmp_path / "home", data, model)[0].vocabulary == 300
+    assert text_of(tmp_path / "home", data, model)[0].vocabulary == 300
     served.down = True
-    assert opened(tmp_path / "home", data, model)[0].vocabulary == 300
+    assert text_of(tmp_path / "home", data, model)[0].vocabulary == 300
 
 
 @pytest.mark.parametrize(
