@@ -42,6 +42,17 @@ class MockHub:
     asked: list[str] = field(default_factory=list)
     awake: threading.Event = field(default_factory=threading.Event)
     endpoint: str = ""
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def note(self, action: str) -> None:
+        with self._changed:
+            self.done.append(action)
+            self._changed.notify_all()
+
+    def wait_for(self, requests: int) -> bool:
+        """Wait until so many requests for files have been answered; False when they do not come."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.done) >= requests, timeout=60)
 
     def names(self) -> Sequence[str]:
         found = (path for path in self.folder.rglob("*") if path.is_file())
@@ -54,7 +65,7 @@ class MockHub:
         class Handler(_Handler):
             served = hub
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = _Server(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -66,6 +77,11 @@ class MockHub:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that went away, which is what they are here to do."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -97,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, path: Path) -> None:
         action = self.served.script.popleft() if self.served.script else "ok"
-        self.served.done.append(action)
+        self.served.note(action)
         match action:
             case "429":
                 return self._refuse(429, {"Retry-After": "7"})

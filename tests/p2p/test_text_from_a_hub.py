@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ async def test_a_node_trains_on_through_a_bad_hub_and_ends_as_with_a_good_one(
         hub.script.extend(["ok", "503", "ok", "cut", "ok", "503"])
         [node] = await swarm.nodes_of_run("bad", entry, 1, *text)
         await node.reached(4)
+        # They come one after the other, so this is text for more than ten rounds.
+        assert await asyncio.to_thread(hub.wait_for, 40)
         hub.down = True
         node.signal(signal.SIGTERM)
         assert await node.ended() == 0
