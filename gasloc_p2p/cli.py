@@ -354,6 +354,8 @@ def _swarm_config(
     if on_one_machine:
         # Its nodes are equally fast; what seems to differ is that they hinder each other.
         defaults["pace.adapt_steps"] = False
+        # So they compute what `gasloc simulate` does, bit for bit.
+        defaults["device.kind"] = "cpu"
     layers = [
         Layer(name="default", values=defaults),
         *_layers(file, assignments),

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
 import torch
 
@@ -76,7 +76,7 @@ class ThreadCompute:
         """Run `work` in the thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    async def step(self, model: LocalModel, lr: float) -> float:
+    async def step(self, model: LocalModel, lr: float) -> SupportsFloat:
         """Do one inner step of `model` in the thread and return its loss."""
         return await self.run(partial(model.step, lr))
 
@@ -287,6 +287,11 @@ async def _train(
     compute = ThreadCompute()
     torch.set_num_threads(config.node.threads)
     home = home_of(config, config.run.id)
+    loop = asyncio.get_running_loop()
+
+    def notice(text: str) -> None:
+        loop.call_soon_threadsafe(observe, Notice(text=text))
+
     try:
         await compute.aside(lambda: keep_manifest(home, manifest))
         learner = await compute.run(
@@ -296,6 +301,8 @@ async def _train(
                 config.inner,
                 seed=config.run.seed,
                 peer_id=network.peer_id,
+                device=config.device,
+                notice=notice,
             )
         )
         node = Node(

@@ -51,6 +51,7 @@ def inner_lr(config: Config, position: float) -> float:
         warmup_rounds=inner.warmup_rounds,
         min_ratio=inner.min_lr_ratio,
         schedule=inner.schedule,
+        decay_rounds=inner.decay_rounds,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import SupportsFloat
 
 import msgspec
 
@@ -120,7 +121,7 @@ def round_report(
     *,
     round: int,
     closing: bool,
-    losses: Sequence[float],
+    losses: Sequence[SupportsFloat],
     outcomes: Sequence[tuple[int, EdgeOutcome]],
     under_way: int = 0,
     reverted: bool,
@@ -141,7 +142,7 @@ def round_report(
         round=round,
         closing=closing,
         local_steps=len(losses),
-        train_loss=sum(losses) / len(losses) if losses else None,
+        train_loss=sum(map(float, losses)) / len(losses) if losses else None,
         edges=tuple(
             EdgeReport(
                 partner=edge.partner,

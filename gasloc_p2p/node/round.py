@@ -138,6 +138,9 @@ async def _local_steps(peer: Peer, t: int, plan: StepPlan, course: Course) -> No
     while budget.allows(len(course.losses), peer.clock.unix_s()):
         fraction = budget.fraction_done(len(course.losses), peer.clock.unix_s(), started_s=began_s)
         await _step(peer, t, plan, course, fraction)
+    if not all(isinstance(loss, float) for loss in course.losses):
+        # Only now is a GPU asked for its losses, and so for the end of its last steps.
+        course.losses = await peer.compute.run(lambda: [float(loss) for loss in course.losses])
     course.train_s += asyncio.get_running_loop().time() - train_began_s
 
 

@@ -57,6 +57,11 @@ class NoisyQuadratic:
         return self._theta.numel()
 
     @property
+    def tokens_per_step(self) -> int:
+        """One token, for want of any."""
+        return 1
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Elements of its one parameter tensor."""
         return (self.elements,)
