@@ -28,6 +28,7 @@ from gasloc_p2p.commands.home import (
 )
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
+from gasloc_p2p.core.codecs import codec_named
 from gasloc_p2p.core.errors import ConfigError, ManifestError
 from gasloc_p2p.core.manifest import (
     MAX_ADDRESSES,
@@ -36,7 +37,9 @@ from gasloc_p2p.core.manifest import (
     parse_invite,
     parse_manifest,
 )
+from gasloc_p2p.core.outer import OUTER_RULES
 from gasloc_p2p.core.substrate import LocalModel
+from gasloc_p2p.core.topology import build_graph
 from gasloc_p2p.display import make_display
 from gasloc_p2p.founding import manifest_layer, pace_of, require_node_rule
 from gasloc_p2p.net.addresses import is_loopback
@@ -45,7 +48,8 @@ from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.supervised import SupervisedNetwork
 from gasloc_p2p.node.events import Event, Invitation, Notice, Observer, Online
 from gasloc_p2p.node.node import Node
-from gasloc_p2p.train.learner import build_learner
+from gasloc_p2p.train.learner import Learner, build_learner
+from gasloc_p2p.train.memory import MemoryPlan
 
 T = TypeVar("T")
 
@@ -277,6 +281,16 @@ async def _fetch_manifest(network: SupervisedNetwork, invite: Invite) -> Manifes
     )
 
 
+def _memory_plan(config: Config, learner: Learner) -> MemoryPlan:
+    """Return what this node needs with as many partners as it has in the run's first round."""
+    gossip, vectors = config.gossip, OUTER_RULES.named(config.outer.rule).vectors
+    peers = [str(index) for index in range(max(2, config.run.initial_peers))]
+    graph = build_graph(gossip.topology, seed=config.run.seed, round=0, peers=peers)
+    partners = max(len(graph.neighbours(peer)) for peer in peers)
+    layout = codec_named(gossip.codec).layout(vectors * learner.elements, gossip.chunk_bytes)
+    return learner.memory_plan(code_bytes=partners * layout.code_bytes, vectors=vectors)
+
+
 async def _train(
     config: Config,
     manifest: Manifest,
@@ -305,6 +319,7 @@ async def _train(
                 notice=notice,
             )
         )
+        observe(Notice(text=_memory_plan(config, learner).sentence()))
         node = Node(
             config=config,
             manifest=manifest,

@@ -23,6 +23,7 @@ from gasloc_p2p.train.inner_state import (
     refuse_state_of_another_model,
     warmed_up,
 )
+from gasloc_p2p.train.memory import MemoryPlan, beside_activations, memory_plan
 from gasloc_p2p.train.model import model_of, windows_per_step
 from gasloc_p2p.train.optimizers import INNER_OPTIMIZERS, kept_elements, parameter_groups
 from gasloc_p2p.train.parameters import ParameterView
@@ -33,7 +34,6 @@ from gasloc_p2p.train.settings import DataConfig, DeviceConfig, InnerConfig, Mod
 RUN_AHEAD: Final = 2
 """Steps that a GPU may have before it; with more, rounds by the clock would end too late."""
 ON_THE_CPU: Final = DeviceConfig(kind="cpu")
-_FP32_BYTES: Final = 4
 
 
 def _say_nothing(text: str) -> None:
@@ -53,6 +53,7 @@ class Learner:
         device: what it trains on.
         passes: how batches go through the model.
         windows: how many one inner step takes.
+        kept_elements: numbers that the optimizer remembers.
 
     Args:
         model: fp32 on the CPU; it is moved to the device.
@@ -91,14 +92,18 @@ class Learner:
         self._foreach = self.device.place.type != "mps"
         self._under_way: deque[torch.cuda.Event] = deque()
         self.windows = windows_per_step(inner, self._sequence_length)
-        vectors = self.elements + kept_elements(self._trainable, inner)
+        self.kept_elements = kept_elements(self._trainable, inner)
         self.passes = Passes(
             model,
             self.device,
             device,
             windows=self.windows,
             sequence_length=self._sequence_length,
-            vectors_bytes=_FP32_BYTES * vectors,
+            vectors_bytes=beside_activations(
+                elements=self.elements,
+                kept=self.kept_elements,
+                on_cpu=self.device.place.type == "cpu",
+            ),
             notice=notice,
         )
 
@@ -106,6 +111,17 @@ class Learner:
     def tokens_per_step(self) -> int:
         """Tokens of one inner step."""
         return self.windows * self._sequence_length
+
+    def memory_plan(self, *, code_bytes: int, vectors: int = 1) -> MemoryPlan:
+        """Return what a node with this learner needs; see `train.memory.memory_plan`."""
+        return memory_plan(
+            elements=self.elements,
+            kept=self.kept_elements,
+            activations=round(self.passes.a_window_bytes * self.passes.micro_batch),
+            code_bytes=code_bytes,
+            vectors=vectors,
+            device=self.device.name,
+        )
 
     def step(self, lr: float) -> SupportsFloat:
         """Do one inner step at learning rate `lr` and return its loss in nats per token.

@@ -31,6 +31,7 @@ class Passes:
 
     Attributes:
         micro_batch: windows in one part.
+        a_window_bytes: memory that the activations of one window take.
 
     Args:
         module: on its device already, in training mode.
@@ -68,6 +69,14 @@ class Passes:
         if config.compile:
             compiled = torch.compile(module, dynamic=False)
             self._forward = lambda tokens: compiled(input_ids=tokens).logits
+        with torch.enable_grad():
+            a_token = activation_bytes(
+                module,
+                lambda tokens: self._loss(self._logits, tokens),
+                tokens=sequence_length,
+                checkpointing=self._checkpointing,
+            )
+        self.a_window_bytes = a_token * sequence_length
         self.micro_batch = min(windows, config.micro_batch or windows)
         if not config.micro_batch:
             self._fit(windows, vectors_bytes)
@@ -164,15 +173,7 @@ class Passes:
         """Make parts as large as memory allows, on a GPU by trying."""
         if self._device.place.type == "cpu":
             free = USED_SHARE * (available_bytes() - vectors_bytes)
-            with torch.enable_grad():
-                a_token = activation_bytes(
-                    self._module,
-                    lambda tokens: self._loss(self._logits, tokens),
-                    tokens=self._sequence_length,
-                    checkpointing=self._checkpointing,
-                )
-            fitting = int(free // (a_token * self._sequence_length))
-            self.micro_batch = max(1, min(windows, fitting))
+            self.micro_batch = max(1, min(windows, int(free // self.a_window_bytes)))
         else:
             self._try_out(windows, vectors_bytes)
         if self.micro_batch < windows:
