@@ -320,6 +320,7 @@ async def _train(
             )
         )
         observe(Notice(text=_memory_plan(config, learner).sentence()))
+        observe(Notice(text=await compute.run(learner.measure_peak)))
         node = Node(
             config=config,
             manifest=manifest,

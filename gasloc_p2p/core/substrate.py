@@ -150,6 +150,10 @@ class LocalModel(Protocol):
         """Tokens of one inner step."""
         ...
 
+    def utilisation(self, tokens_per_s: float) -> float | None:
+        """Return the part of the device's peak that so many tokens a second use; None: unknown."""
+        ...
+
     def step(self, lr: float) -> SupportsFloat:
         """Do one inner step at learning rate `lr` and return its loss in nats per token.
 

@@ -97,6 +97,7 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
     # D_i = theta_i - m_i;  v_i <- gamma v_i + D_i;  theta_i <- theta_i - eta (D_i + gamma v_i)
     if alone is None:
         await take_in(peer, course, wait=True)
+    tokens = len(course.losses) * peer.learner.tokens_per_step
     return round_report(
         round=t,
         closing=closing,
@@ -109,6 +110,8 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
         wait_s=course.wait_s,
         every=plan.every,
         reason=plan.reason,
+        tokens=tokens,
+        mfu=peer.learner.utilisation(tokens / course.train_s) if course.train_s > 0 else None,
     )
 
 

@@ -15,12 +15,10 @@ from gasloc_p2p.train.data import Corpus
 from gasloc_p2p.train.learner import Learner
 from gasloc_p2p.train.model import PRESETS, VOCABULARY, preset_length, windows_per_step
 from gasloc_p2p.train.settings import PresetName
+from gasloc_p2p.train.speed import FLOPS_PER_PARAMETER_AND_TOKEN
 from gasloc_p2p.train.stack import Replica
 
 CALIBRATION_S = 1.0
-FLOPS_PER_PARAMETER_AND_TOKEN = 6
-"""Forward and backward pass. Source: Kaplan et al., "Scaling laws for neural language models"."""
-
 DEVICE_VECTORS_PER_PEER = 3
 """fp32 vectors that the batched engine holds for each peer: theta and two AdamW moments."""
 

@@ -17,7 +17,7 @@ from gasloc_p2p.train.data import (
     load_corpus,
     validation_windows,
 )
-from gasloc_p2p.train.device import device_of
+from gasloc_p2p.train.device import device_of, give_back_memory
 from gasloc_p2p.train.inner_state import (
     STEP,
     refuse_state_of_another_model,
@@ -30,9 +30,12 @@ from gasloc_p2p.train.parameters import ParameterView
 from gasloc_p2p.train.passes import Passes
 from gasloc_p2p.train.samples import Samples, TextSamples
 from gasloc_p2p.train.settings import DataConfig, DeviceConfig, InnerConfig, ModelConfig
+from gasloc_p2p.train.speed import flops_per_token, measured_peak
 
 RUN_AHEAD: Final = 2
 """Steps that a GPU may have before it; with more, rounds by the clock would end too late."""
+_LARGE: Final = 4 << 20
+"""Elements of a model for which it pays to give memory back at the end of a round."""
 ON_THE_CPU: Final = DeviceConfig(kind="cpu")
 
 
@@ -92,6 +95,8 @@ class Learner:
         self._foreach = self.device.place.type != "mps"
         self._under_way: deque[torch.cuda.Event] = deque()
         self.windows = windows_per_step(inner, self._sequence_length)
+        self._flops_per_token = flops_per_token(model, sequence_length=self._sequence_length)
+        self._peak_flops = 0.0
         self.kept_elements = kept_elements(self._trainable, inner)
         self.passes = Passes(
             model,
@@ -111,6 +116,18 @@ class Learner:
     def tokens_per_step(self) -> int:
         """Tokens of one inner step."""
         return self.windows * self._sequence_length
+
+    def measure_peak(self) -> str:
+        """Measure what the device can do, so that `utilisation` is known; return that in words."""
+        self._peak_flops = measured_peak(self.device)
+        return (
+            f"the {self.device.name} multiplies {self.device.precision} matrices at "
+            f"{self._peak_flops / 1e12:.3g} TFLOP/s (measured), which MFU is a part of"
+        )
+
+    def utilisation(self, tokens_per_s: float) -> float | None:
+        """Return the model FLOP utilisation at so many tokens a second; None: peak not measured."""
+        return self._flops_per_token * tokens_per_s / self._peak_flops if self._peak_flops else None
 
     def memory_plan(self, *, code_bytes: int, vectors: int = 1) -> MemoryPlan:
         """Return what a node with this learner needs; see `train.memory.memory_plan`."""
@@ -196,6 +213,8 @@ class Learner:
 
     def theta(self) -> Tensor:
         """Return a copy of the parameters, fp32 [elements] on the CPU."""
+        if self.elements >= _LARGE:
+            give_back_memory()
         return self.parameters_view.read()
 
     def load(self, flat: Tensor) -> None:

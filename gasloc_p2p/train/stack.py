@@ -278,6 +278,10 @@ class Replica:
         """Tokens of one inner step."""
         return self.stack.tokens_per_step
 
+    def utilisation(self, tokens_per_s: float) -> float | None:
+        """Nobody knows what share of a device this is."""
+        return None
+
     @property
     def schema_digest(self) -> bytes:
         """Digest of what the flat vector holds."""

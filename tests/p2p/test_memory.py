@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.p2p, pytest.mark.slow, pytest.mark.timeout(600)]
 ROUNDS = 3
 SETTINGS = (
     f"run.rounds={ROUNDS + 2}",
-    "inner.local_steps=2",
+    "inner.local_steps=8",
     "checkpoint.every_rounds=0",
     "model.sequence_length=64",
 )
