@@ -255,6 +255,25 @@ def bootstrap(config: ConfigFile = None, set_: Set = None, debug: Debug = False)
     command.bootstrap(loaded)
 
 
+@app.command()
+def export(
+    source: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A node's home, or a checkpoint in it.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="Folder to write, empty or not there yet.")],
+    config: ConfigFile = None,
+    set_: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Write a checkpoint's model so that transformers reads it: config.json and safetensors.
+
+    Of a home, ~/.gasloc/RUN, the newest checkpoint is taken. The node may go on running.
+    """
+    from gasloc_p2p.commands import export as command
+
+    command.export(source, folder, _layers(config, set_))
+
+
 @config_app.command("init")
 def config_init(
     file: Annotated[Path, typer.Argument(help="The file to write.")],

@@ -19,12 +19,14 @@ class MemoryPlan:
         device: name of the device of the model.
         device_bytes: the most that is needed there at one time; on a CPU, everything.
         host_bytes: the most that is needed in main memory.
+        checkpoint_bytes: what comes on top while a checkpoint is still written in the next round.
     """
 
     uses: Mapping[str, int]
     device: str
     device_bytes: int
     host_bytes: int
+    checkpoint_bytes: int
 
     def sentence(self) -> str:
         """Return the plan in one line."""
@@ -35,7 +37,8 @@ class MemoryPlan:
                 f"at most {_gib(self.device_bytes)} GiB on {self.device} and "
                 f"{_gib(self.host_bytes)} GiB of main memory"
             )
-        return f"memory in GiB: {uses}; {total}"
+        saving = f"{_gib(self.checkpoint_bytes)} more while a slow disk takes a checkpoint"
+        return f"memory in GiB: {uses}; {total}; {saving}"
 
 
 def memory_plan(
@@ -77,12 +80,19 @@ def memory_plan(
     if device == "CPU":
         training = own + activations + 2 * own + code_bytes
         most = own + moments + start + max(training, exchange, turn)
-        return MemoryPlan(uses=uses, device=device, device_bytes=most, host_bytes=most)
+        return MemoryPlan(
+            uses=uses,
+            device=device,
+            device_bytes=most,
+            host_bytes=most,
+            checkpoint_bytes=start,
+        )
     return MemoryPlan(
         uses=uses,
         device=device,
         device_bytes=2 * own + moments + activations,
         host_bytes=start + max(exchange, turn),
+        checkpoint_bytes=start,
     )
 
 
