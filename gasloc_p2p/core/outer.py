@@ -19,6 +19,7 @@ from torch import Tensor
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.registry import Registry
 
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OuterState:
     """What a rule remembers from one round to the next.

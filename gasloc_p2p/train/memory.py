@@ -52,9 +52,8 @@ def memory_plan(
 ) -> MemoryPlan:
     """Return what a peer needs; in main memory is all that peers exchange, whatever the device.
 
-    A round is most hungry in one of three moments: in an inner step; while what came in is mixed;
-    and when the state at the next round's start is taken down, before that of the last one goes.
-    Memory of partners' codes, and one more pair of vectors, stays with the process in between.
+    A round is most hungry in an inner step, or while what came in is mixed. The memory of partners'
+    codes and of one mix stays with the process in between.
 
     Args:
         elements: elements P of the parameters.
@@ -76,10 +75,9 @@ def memory_plan(
         "exchange": exchange,
     }
     start = uses["start of the round"] + uses["outer momentum"]
-    turn = code_bytes + 2 * own + moments
     if device == "CPU":
-        training = own + activations + 2 * own + code_bytes
-        most = own + moments + start + max(training, exchange, turn)
+        training = own + activations + vectors * own + code_bytes
+        most = own + moments + start + max(training, exchange)
         return MemoryPlan(
             uses=uses,
             device=device,
@@ -91,7 +89,7 @@ def memory_plan(
         uses=uses,
         device=device,
         device_bytes=2 * own + moments + activations,
-        host_bytes=start + max(exchange, turn),
+        host_bytes=start + exchange,
         checkpoint_bytes=start,
     )
 

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasloc_p2p.core.outer import OuterState, outer_rule, step_in_parts
+from gasloc_p2p.core.outer import outer_rule
+from gasloc_p2p.core.vectors import outer_step
 from gasloc_p2p.train.data import Corpus
 from gasloc_p2p.train.learner import Learner, build_learner
 from gasloc_p2p.train.model import build_model
@@ -107,14 +108,13 @@ def outer_against_inner(one: Learner) -> float:
     inner_s = time.perf_counter() - began_s
     rule = outer_rule("nesterov", lr=0.7, momentum=0.9)
     theta = one.theta()
-    theta_h, state, memory = theta + 0.01, rule.initial(theta), torch.empty_like(theta)
+    theta_h, state = theta + 0.01, rule.initial(theta)
     found_s = []
     for _ in range(3):
         mixed = theta_h.clone()
         began_s = time.perf_counter()
-        step_in_parts(rule, theta, theta_h, mixed, state, theta=mixed, memory=memory)
+        _, state = outer_step(rule, theta, theta_h, mixed, state)
         found_s.append(time.perf_counter() - began_s)
-        state = OuterState(memory=memory.clone())
     outer_s = statistics.median(found_s)
     print(
         f"134m: an outer step takes {outer_s:.2f} s, an inner one of {one.tokens_per_step} tokens "
