@@ -178,8 +178,8 @@ class Passes:
             self._try_out(windows, vectors_bytes)
         if self.micro_batch < windows:
             self._notice(
-                f"{self.micro_batch} windows of {self._sequence_length} tokens fit the memory at "
-                f"once; a step goes through in {-(-windows // self.micro_batch)} parts"
+                f"memory holds {self.micro_batch} of a step's {windows} windows at once; it goes "
+                f"through in {-(-windows // self.micro_batch)} parts"
             )
 
     def _try_out(self, windows: int, vectors_bytes: int) -> None:

@@ -14,6 +14,7 @@ from gasloc_p2p.train import passes as passes_module
 from gasloc_p2p.train.activations import activation_bytes
 from gasloc_p2p.train.data import Corpus
 from gasloc_p2p.train.learner import Learner, build_learner
+from gasloc_p2p.train.memory import beside_activations
 from gasloc_p2p.train.settings import DataConfig, DeviceConfig, InnerConfig, ModelConfig, PresetName
 
 LR = 2e-3
@@ -101,7 +102,9 @@ def test_activation_checkpointing_changes_no_gradient_and_needs_less() -> None:
 def test_a_small_memory_means_small_parts_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = learner()
     assert roomy.passes.micro_batch == 8
-    vectors_bytes = 3 * 4 * roomy.elements
+    vectors_bytes = beside_activations(
+        elements=roomy.elements, kept=2 * roomy.elements, on_cpu=True
+    )
     a_window = 64 * activation_bytes(
         roomy.passes._module,
         lambda tokens: roomy.passes._loss(roomy.passes._logits, tokens),
@@ -112,7 +115,7 @@ def test_a_small_memory_means_small_parts_from_the_start(monkeypatch: pytest.Mon
     monkeypatch.setattr(passes_module, "available_bytes", lambda: int(free))
     said: list[str] = []
     assert learner(said=said).passes.micro_batch == 2
-    assert said == ["2 windows of 64 tokens fit the memory at once; a step goes through in 4 parts"]
+    assert said == ["memory holds 2 of a step's 8 windows at once; it goes through in 4 parts"]
 
 
 # Memory that runs out
@@ -172,6 +175,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, {folder!r})
 import psutil
 from test_passes import LR, learner
+from gasloc_p2p.train.memory import beside_activations
 from gasloc_p2p.train.settings import InnerConfig
 inner = InnerConfig(batch_size=256)
 plain = learner(inner=inner, micro_batch=64)
