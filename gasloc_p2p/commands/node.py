@@ -53,6 +53,8 @@ from gasloc_p2p.train.memory import MemoryPlan
 
 T = TypeVar("T")
 
+WORTH_TELLING_BYTES = 100 << 20
+"""A node that needs less memory does not say what for."""
 MANIFEST_ATTEMPTS = 5
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PAUSE_S = 1.0
@@ -319,7 +321,9 @@ async def _train(
                 notice=notice,
             )
         )
-        observe(Notice(text=_memory_plan(config, learner).sentence()))
+        plan = _memory_plan(config, learner)
+        if plan.host_bytes >= WORTH_TELLING_BYTES:
+            observe(Notice(text=plan.sentence()))
         observe(Notice(text=await compute.run(learner.measure_peak)))
         node = Node(
             config=config,
