@@ -265,13 +265,10 @@ def export(
     set_: Set = None,
     debug: Debug = False,
 ) -> None:
-    """Write a checkpoint's model so that transformers reads it: config.json and safetensors.
+    """Write a checkpoint's model so that transformers reads it; of a home, the newest one's."""
+    from gasloc_p2p.commands.export import export as write
 
-    Of a home, ~/.gasloc/RUN, the newest checkpoint is taken. The node may go on running.
-    """
-    from gasloc_p2p.commands import export as command
-
-    command.export(source, folder, _layers(config, set_))
+    write(source, folder, _layers(config, set_))
 
 
 @config_app.command("init")
