@@ -257,6 +257,22 @@ def bootstrap(config: ConfigFile = None, set_: Set = None, debug: Debug = False)
     command.bootstrap(loaded)
 
 
+@app.command()
+def export(
+    source: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A node's home, or a checkpoint in it.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="Folder to write, empty or not there yet.")],
+    config: ConfigFile = None,
+    set_: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Write a checkpoint's model so that transformers reads it; of a home, the newest one's."""
+    from gasloc_p2p.commands.export import export as write
+
+    write(source, folder, _layers(config, set_))
+
+
 @config_app.command("init")
 def config_init(
     file: Annotated[Path, typer.Argument(help="The file to write.")],
@@ -356,6 +372,8 @@ def _swarm_config(
     if on_one_machine:
         # Its nodes are equally fast; what seems to differ is that they hinder each other.
         defaults["pace.adapt_steps"] = False
+        # So they compute what `gasloc simulate` does, bit for bit.
+        defaults["device.kind"] = "cpu"
     layers = [
         Layer(name="default", values=defaults),
         *_layers(file, assignments),

@@ -31,7 +31,7 @@ from gasloc_p2p.settings import (
     SimulateConfig,
     StudyConfig,
 )
-from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
+from gasloc_p2p.train.settings import DataConfig, DeviceConfig, InnerConfig, ModelConfig
 
 ENV_PREFIX = "GASLOC_"
 SHARED_SECTIONS = ("run", "model", "inner", "outer", "gossip", "pace")
@@ -47,6 +47,7 @@ class Config(BaseModel):
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     inner: InnerConfig = Field(default_factory=InnerConfig)
+    device: DeviceConfig = Field(default_factory=DeviceConfig)
     outer: OuterConfig = Field(default_factory=OuterConfig)
     gossip: GossipConfig = Field(default_factory=GossipConfig)
     pace: PaceConfig = Field(default_factory=PaceConfig)

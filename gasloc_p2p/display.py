@@ -168,6 +168,8 @@ class PlainDisplay:
         if tried:
             parts.append(f"validation loss {sum(tried) / len(tried):.3f}")
         parts.append(_edges_text(done))
+        if self._peers == 1:
+            parts += speed_texts(done[0])
         parts += _reasons(done)
         self.say("  ".join(parts))
 
@@ -190,6 +192,14 @@ def _edges_text(reports: list[RoundReport]) -> str:
     if under_way:
         counts.append(f"{under_way} under way")
     return "edges: " + ", ".join(counts)
+
+
+def speed_texts(report: RoundReport) -> list[str]:
+    """Return how fast the inner steps of a round were; nothing without any."""
+    if not report.tokens_per_s:
+        return []
+    used = "" if report.mfu is None else f", MFU {report.mfu:.0%}"
+    return [f"{report.tokens_per_s:,.0f} tokens/s{used}"]
 
 
 def _reasons(reports: list[RoundReport]) -> list[str]:
@@ -247,6 +257,7 @@ class _Row:
     partners: tuple[PeerId, ...] = ()
     edges: dict[str, int] = field(default_factory=dict)
     sent_bytes: int = 0
+    speed: str = ""
 
 
 class LiveDisplay:
@@ -340,6 +351,8 @@ class LiveDisplay:
             justify: Literal["left", "right"] = "left" if heading == "peer" else "right"
             table.add_column(heading, justify=justify, no_wrap=heading != "partner")
         table.add_column("now")
+        if len(self._rows) == 1 and self._rows[0].speed:
+            table.caption, table.caption_justify = self._rows[0].speed, "left"
         for index, row in enumerate(self._rows):
             table.add_row(
                 f"{index}  {short_id(row.peer_id)}" if len(self._rows) > 1 else row.peer_id[-6:],
@@ -360,6 +373,7 @@ def _note_round(row: _Row, report: RoundReport) -> None:
     for edge in report.edges:
         row.edges[edge.kind.value] = row.edges.get(edge.kind.value, 0) + 1
     row.sent_bytes += report.bytes_sent
+    row.speed = " ".join(speed_texts(report)) or row.speed
 
 
 def _progress(round: int, rounds: int) -> str:

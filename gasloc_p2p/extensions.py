@@ -1,4 +1,4 @@
-"""A person's own outer rules, topologies and codecs, registered by Python files of theirs."""
+"""A person's own outer rules, topologies, codecs and optimizers, from Python files of theirs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from gasloc_p2p.core.pace import Pace, SecondsPace, StepsPace
 from gasloc_p2p.core.registry import Registry, is_name
 from gasloc_p2p.core.stability import check_stability
 from gasloc_p2p.core.topology import TOPOLOGIES
-from gasloc_p2p.trial import try_codec, try_rule, try_topology
+from gasloc_p2p.train.optimizers import INNER_OPTIMIZERS
+from gasloc_p2p.trial import try_codec, try_inner_optimizer, try_rule, try_topology
 
 
 def found(config: Config, *, now_s: float) -> Manifest:
@@ -38,14 +39,15 @@ def check_outer(config: Config) -> None:
     The last one is let through with `outer.force`.
 
     Raises:
-        ConfigError: no outer rule, topology or codec has the name that is set, one of them does
-            not work, or the stability of the rule cannot be computed.
+        ConfigError: no outer rule, topology, codec or inner optimizer has the name that is set, one
+            of them does not work, or the stability of the rule cannot be computed.
         UnstableError: the radius is above 1; the message names stable values.
     """
     outer, topology = config.outer, config.gossip.topology
     try_rule(outer_rule(outer.rule, lr=outer.lr, momentum=outer.momentum))
     try_topology(topology)
     try_codec(CODECS.named(config.gossip.codec))
+    try_inner_optimizer(config.inner)
     if not outer.force:
         check_stability(outer.rule, outer.lr, outer.momentum, outer.alpha, topology)
 
@@ -92,6 +94,7 @@ def manifest_layer(manifest: Manifest) -> Layer:
     }
     _require_here(OUTER_RULES, values.get("outer.rule"))
     _require_here(TOPOLOGIES, values.get("gossip.topology"))
+    _require_here(INNER_OPTIMIZERS, values.get("inner.optimizer"))
     _require_here(CODECS, values.get("gossip.codec"))
     return Layer(name="manifest", values=values)
 

@@ -176,7 +176,7 @@ class NodeConfig(Section):
     extensions: tuple[str, ...] = Field(
         default=(),
         description="Python files or modules of your own to load first; they may register outer "
-        "rules, topologies and codecs (docs/tutorial-research.md).",
+        "rules, topologies, codecs and inner optimizers (docs/tutorial-research.md).",
     )
     invite_file: str = Field(
         default="",

@@ -1,6 +1,6 @@
 """Tries what a configuration names on small inputs, so that mistakes show before a run begins.
 
-Built-in rules, topologies and codecs pass; what it is for are those that people write themselves.
+Built-in ones pass; what it is for are those that people write themselves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gasloc_p2p.core.codecs import Codec, Coder, Keys, Layout
 from gasloc_p2p.core.errors import ConfigError, GaslocError
@@ -18,6 +18,8 @@ from gasloc_p2p.core.outer import OuterRule, OuterState
 from gasloc_p2p.core.topology import build_graph
 from gasloc_p2p.core.types import BytesLike
 from gasloc_p2p.extensions import place_of
+from gasloc_p2p.train.optimizers import INNER_OPTIMIZERS, parameter_groups
+from gasloc_p2p.train.settings import InnerConfig
 
 ELEMENTS = 5
 SENT_ELEMENTS = 301
@@ -133,6 +135,31 @@ def try_codec(codec: Codec) -> None:
         for coder in (mine, theirs):
             if not math.isfinite(coder.square_distance()):
                 raise ValueError("`square_distance` is not finite")
+
+
+def try_inner_optimizer(inner: InnerConfig) -> None:
+    """Take two steps with an inner optimizer, and look at what it remembers of them.
+
+    Raises:
+        ConfigError: there is none of this name, it fails, or it keeps other tensors than it says,
+            so that a checkpoint would not hold all of them.
+    """
+    kind = INNER_OPTIMIZERS.named(inner.optimizer)
+    with _blaming("inner optimizer", inner.optimizer):
+        trainable = [nn.Parameter(torch.linspace(-1, 1, 6).view(2, 3)), nn.Parameter(torch.ones(3))]
+        optimizer = kind.make(parameter_groups(trainable, inner), inner)
+        for _ in range(2):
+            for parameter in trainable:
+                parameter.grad = parameter.detach().clone()
+            optimizer.step()
+        for parameter in trainable:
+            kept = optimizer.state.get(parameter, {})
+            found = {name: tuple(part.shape) for name, part in kept.items() if part is not None}
+            said = dict(kind.kept(parameter, inner)) | ({"step": ()} if kind.counts else {})
+            if found != said:
+                raise ValueError(f"it keeps {found} of a parameter, and says {said}")
+            if not torch.isfinite(parameter).all():
+                raise ValueError("its step leads to values that are not finite")
 
 
 def _exchange_chunk(mine: Coder, theirs: Coder, layout: Layout, index: int) -> None:

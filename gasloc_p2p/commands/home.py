@@ -13,6 +13,7 @@ from gasloc_p2p.core.manifest import Manifest, parse_manifest
 from gasloc_p2p.founding import found
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.checkpoint import CheckpointStore
+from gasloc_p2p.train.model import digest_of
 
 RUN_FILE = "run.json"
 CHECKPOINT_FOLDER = "checkpoints"
@@ -49,12 +50,30 @@ def found_or_resume(loaded: LoadedConfig, *, now_s: float) -> tuple[Config, Mani
     config = loaded.config
     kept = kept_manifest(home_of(config, config.run.id))
     if kept is None:
+        config = _with_model_digest(config)
         return config, found(config, now_s=now_s)
     if "run.id" not in loaded.origins:
         run = config.run.model_copy(update={"id": kept.run_id})
         config = config.model_copy(update={"run": run})
+    if not config.model.digest:
+        digest = kept.sections.get("model", {}).get("digest", "")
+        model = config.model.model_copy(update={"digest": digest})
+        config = config.model_copy(update={"model": model})
     require_same_run(config, kept, home_of(config, config.run.id))
     return config, kept
+
+
+def _with_model_digest(config: Config) -> Config:
+    """Return the configuration with what the founder alone fills in.
+
+    Raises:
+        ConfigError: the model cannot be had.
+    """
+    if not config.model.name or config.model.digest:
+        return config
+    digest = digest_of(config.model, folder=config.device.model_folder)
+    model = config.model.model_copy(update={"digest": digest})
+    return config.model_copy(update={"model": model})
 
 
 def require_same_run(config: Config, kept: Manifest, home: Path) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ from gasloc_p2p.commands.home import (
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.commands.text import open_text, with_tokenizer_digest
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
+from gasloc_p2p.core.codecs import codec_named
 from gasloc_p2p.core.errors import ConfigError, ManifestError
 from gasloc_p2p.core.manifest import (
     MAX_ADDRESSES,
@@ -37,7 +38,9 @@ from gasloc_p2p.core.manifest import (
     parse_invite,
     parse_manifest,
 )
+from gasloc_p2p.core.outer import OUTER_RULES
 from gasloc_p2p.core.substrate import LocalModel
+from gasloc_p2p.core.topology import build_graph
 from gasloc_p2p.data.feed import Closing, Feed
 from gasloc_p2p.display import make_display
 from gasloc_p2p.founding import manifest_layer, pace_of, require_node_rule
@@ -47,10 +50,13 @@ from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.supervised import SupervisedNetwork
 from gasloc_p2p.node.events import Event, Invitation, Notice, Observer, Online
 from gasloc_p2p.node.node import Node
-from gasloc_p2p.train.learner import build_learner
+from gasloc_p2p.train.learner import Learner, build_learner
+from gasloc_p2p.train.memory import MemoryPlan
 
 T = TypeVar("T")
 
+WORTH_TELLING_BYTES = 100 << 20
+"""A node that needs less memory does not say what for."""
 MANIFEST_ATTEMPTS = 5
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PAUSE_S = 1.0
@@ -83,7 +89,7 @@ class ThreadCompute:
         """Run `work` in the thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    async def step(self, model: LocalModel, lr: float) -> float:
+    async def step(self, model: LocalModel, lr: float) -> SupportsFloat:
         """Do one inner step of `model` in the thread and return its loss."""
         if self._text_ready is not None:
             await self._text_ready()
@@ -286,6 +292,16 @@ async def _fetch_manifest(network: SupervisedNetwork, invite: Invite) -> Manifes
     )
 
 
+def _memory_plan(config: Config, learner: Learner) -> MemoryPlan:
+    """Return what this node needs with as many partners as it has in the run's first round."""
+    gossip, vectors = config.gossip, OUTER_RULES.named(config.outer.rule).vectors
+    peers = [str(index) for index in range(max(2, config.run.initial_peers))]
+    graph = build_graph(gossip.topology, seed=config.run.seed, round=0, peers=peers)
+    partners = max(len(graph.neighbours(peer)) for peer in peers)
+    layout = codec_named(gossip.codec).layout(vectors * learner.elements, gossip.chunk_bytes)
+    return learner.memory_plan(code_bytes=partners * layout.code_bytes, vectors=vectors)
+
+
 async def _train(
     config: Config,
     manifest: Manifest,
@@ -297,6 +313,11 @@ async def _train(
     torch.set_num_threads(config.node.threads)
     home = home_of(config, config.run.id)
     closing = Closing()
+    loop = asyncio.get_running_loop()
+
+    def notice(text: str) -> None:
+        loop.call_soon_threadsafe(observe, Notice(text=text))
+
     try:
         await compute.aside(lambda: keep_manifest(home, manifest))
         text = await open_text(
@@ -309,11 +330,17 @@ async def _train(
                 config.inner,
                 seed=config.run.seed,
                 peer_id=network.peer_id,
+                device=config.device,
+                notice=notice,
                 text=text,
             )
         )
         if isinstance(learner.samples, Feed):
-            compute.wait_for_text(partial(learner.samples.ready, config.inner.batch_size))
+            compute.wait_for_text(partial(learner.samples.ready, learner.windows))
+        plan = _memory_plan(config, learner)
+        if plan.host_bytes >= WORTH_TELLING_BYTES:
+            observe(Notice(text=plan.sentence()))
+        observe(Notice(text=await compute.run(learner.measure_peak)))
         node = Node(
             config=config,
             manifest=manifest,

@@ -38,7 +38,6 @@ from gasloc_p2p.node.result import REPORT_FILE, THETA_FILE, read_report, read_th
 from gasloc_p2p.report import SwarmReport, swarm_report
 from gasloc_p2p.train.data import load_corpus
 from gasloc_p2p.train.learner import Learner, build_learner
-from gasloc_p2p.train.model import PRESETS
 
 E = TypeVar("E", Online, Invitation)
 
@@ -293,7 +292,10 @@ def _report(
         faults=swarm.chaos.reports,
         text_overlap=overlap(
             [
-                units_trained_on(swarm.home(index) / DATA_FOLDER, _tokens_of(config, report))
+                units_trained_on(
+                    swarm.home(index) / DATA_FOLDER,
+                    sum(report.local_steps) * judge.tokens_per_step,
+                )
                 for index, report in enumerate(reports)
             ]
         ),
@@ -320,11 +322,6 @@ def _judge(config: Config, swarm: _Swarm) -> Learner:
         peer_id=peer_id,
         text=text,
     )
-
-
-def _tokens_of(config: Config, report: PeerReport) -> int:
-    steps = sum(report.local_steps)
-    return steps * config.inner.batch_size * PRESETS[config.model.preset].sequence_length
 
 
 def _peer_report(swarm: _Swarm, index: int, exit_code: int | None) -> PeerReport:

@@ -113,3 +113,10 @@ class CheckpointError(GaslocError):
 
     code = "GL-CHECKPOINT"
     exit_code = 13
+
+
+class DeviceError(GaslocError):
+    """The device that is to train is missing, or has too little memory."""
+
+    code = "GL-DEVICE"
+    exit_code = 14

@@ -12,7 +12,10 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 from gasloc_p2p.core.tempo import StepPlan
 
-Schedule: TypeAlias = Literal["cosine", "constant"]
+Schedule: TypeAlias = Literal["cosine", "constant", "wsd"]
+
+DECAY_SHARE: Final = 0.2
+"""Part of a run in which the learning rate of `wsd` falls where nothing else is said."""
 
 CYCLES_PER_EDGE: Final = 4
 TRANSFERS_PER_EDGE: Final = 4
@@ -270,16 +273,19 @@ def lr_at(
     warmup_rounds: float,
     min_ratio: float,
     schedule: Schedule,
+    decay_rounds: float = 0.0,
 ) -> float:
     """Return the inner learning rate at `position` (docs/design.md, section 6).
 
     Args:
         position: the round plus the fraction of it that is done, >= 0.
-        rounds: training rounds, at whose end a cosine reaches its minimum.
+        rounds: training rounds, at whose end a cosine or a decay reaches its minimum.
         peak: learning rate after the linear warm-up from 0.
         warmup_rounds: length of the warm-up.
-        min_ratio: minimum of the cosine as a part of `peak`.
-        schedule: "cosine" or "constant" after the warm-up.
+        min_ratio: that minimum as a part of `peak`.
+        schedule: after the warm-up "cosine", "constant", or "wsd" (warm-up, stable, decay), which
+            is constant and falls in a straight line at the end. Source: Hu et al., "MiniCPM".
+        decay_rounds: rounds of that decay, after the warm-up at the earliest; 0: a fifth of all.
     """
     if position < warmup_rounds:
         return peak * position / warmup_rounds
@@ -287,5 +293,9 @@ def lr_at(
         return peak
     if position >= rounds:
         return peak * min_ratio
+    if schedule == "wsd":
+        begins = max(warmup_rounds, rounds - (decay_rounds or DECAY_SHARE * rounds))
+        fallen = max(0.0, (position - begins) / (rounds - begins))
+        return peak * (1 - (1 - min_ratio) * fallen)
     progress = (position - warmup_rounds) / (rounds - warmup_rounds)
     return peak * (min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * progress)) / 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, SupportsFloat, TypeVar
 
 from torch import Tensor
 
@@ -145,8 +145,20 @@ class LocalModel(Protocol):
         """Digest of what the flat vector holds; peers exchange only when theirs agree."""
         ...
 
-    def step(self, lr: float) -> float:
-        """Do one inner step at learning rate `lr` and return its loss in nats per token."""
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one inner step."""
+        ...
+
+    def utilisation(self, tokens_per_s: float) -> float | None:
+        """Return the part of the device's peak that so many tokens a second use; None: unknown."""
+        ...
+
+    def step(self, lr: float) -> SupportsFloat:
+        """Do one inner step at learning rate `lr` and return its loss in nats per token.
+
+        A device may still be at work on it; whoever turns the loss into a float waits for that.
+        """
         ...
 
     def theta(self) -> Tensor:
@@ -185,7 +197,7 @@ class Compute(Protocol):
         """Run `work` and return its result."""
         ...
 
-    async def step(self, model: LocalModel, lr: float) -> float:
+    async def step(self, model: LocalModel, lr: float) -> SupportsFloat:
         """Do one inner step of `model` and return its loss; a virtual clock charges for it."""
         ...
 

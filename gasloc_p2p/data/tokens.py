@@ -94,6 +94,7 @@ class Pieces:
                 fix=f"Add {END_OF_TEXT} to it as a special token, or use another tokenizer.",
             )
         self._end = ends[0]
+        self.end_of_text = next(end for end in _ENDS if end in numbers)
         self._dtype = np.dtype("<u2") if self.vocabulary <= 2**16 else np.dtype("<u4")
 
     def encode(self, documents: Sequence[bytes]) -> Tokens:
@@ -104,6 +105,10 @@ class Pieces:
             ids = self._pieced.encode(text, add_special_tokens=False).ids
             parts.append(np.array([*ids, self._end], dtype=self._dtype))
         return np.concatenate(parts) if parts else np.empty(0, dtype=self._dtype)
+
+    def to_json(self) -> str:
+        """Return it in the format of the `tokenizers` library."""
+        return str(self._pieced.to_str())
 
     def text_bytes(self, tokens: Tokens) -> int:
         """Return how many bytes of text `tokens` stand for."""

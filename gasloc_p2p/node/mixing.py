@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -26,14 +27,14 @@ class Course:
     """What has happened in the course of a round.
 
     Attributes:
-        losses: of the inner steps, in nats per token.
+        losses: of the inner steps, in nats per token; on a GPU, until they are asked for.
         train_s: seconds of inner steps.
         edges: how edges ended, with the rounds that they belong to.
         wait_s: seconds of waiting for partners that had not answered yet.
         reverted: whether numbers were not finite.
     """
 
-    losses: list[float] = field(default_factory=list)
+    losses: list[SupportsFloat] = field(default_factory=list)
     train_s: float = 0.0
     edges: list[tuple[int, EdgeOutcome]] = field(default_factory=list)
     wait_s: float = 0.0

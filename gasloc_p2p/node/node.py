@@ -42,7 +42,6 @@ from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.node.round import run_round
 from gasloc_p2p.node.saver import Saver
 from gasloc_p2p.node.state import State
-from gasloc_p2p.train.model import PRESETS
 from gasloc_p2p.train.parameters import theta_digest
 
 GOODBYE_DEADLINE_S = 3.0
@@ -257,14 +256,14 @@ class Node:
 
     def _profile(self) -> Profile:
         """Return what the others are told of this peer."""
-        peer, rates, config = self._peer, self._peer.tempo.rates, self._config
+        peer, rates = self._peer, self._peer.tempo.rates
         steps = sum(report.local_steps for report in self._reports)
         return Profile(
             work=Work(
                 cycle_s=peer.cycle_s,
                 step_s=rates.step_s,
                 transfer_s=rates.transfer_s,
-                tokens=steps * _tokens_per_step(config),
+                tokens=steps * peer.learner.tokens_per_step,
                 rounds=sum(not report.closing for report in self._reports),
                 bytes_sent=sum(report.bytes_sent for report in self._reports),
             ),
@@ -273,7 +272,7 @@ class Node:
 
     def _work_told(self) -> WorkTold:
         """Return what the records tell of everybody's work, and what this peer did."""
-        tokens = _tokens_per_step(self._config)
+        tokens = self._peer.learner.tokens_per_step
         newest = self._membership.book.newest()
         others = [
             (id, told, told.stride.every_at(told.signed_round)) for id, told in newest.items()
@@ -358,10 +357,6 @@ class Node:
             return None
         standing = self._peer.standing()
         return State(theta=standing.theta, memory=standing.memory.memory, round=self._round)
-
-
-def _tokens_per_step(config: Config) -> int:
-    return config.inner.batch_size * PRESETS[config.model.preset].sequence_length
 
 
 async def _until(leave: asyncio.Event, life: Callable[[], Coroutine[Any, Any, None]]) -> bool:

@@ -17,13 +17,7 @@ from gasloc_p2p.core.guard import Guard
 from gasloc_p2p.core.outer import OuterRule, OuterState, outer_rule
 from gasloc_p2p.core.pace import Pace, RoundPhase, lr_at
 from gasloc_p2p.core.roster import Roster
-from gasloc_p2p.core.substrate import (
-    Clock,
-    Compute,
-    LocalModel,
-    ModelState,
-    Network,
-)
+from gasloc_p2p.core.substrate import Clock, Compute, LocalModel, ModelState, Network
 from gasloc_p2p.core.tempo import StepPlan, Tempo
 from gasloc_p2p.core.types import EdgeKind, EdgeOutcome, PeerId
 from gasloc_p2p.core.wire import MAX_UNCONFIRMED, PROTOCOL_VERSION, Hello
@@ -51,6 +45,7 @@ def inner_lr(config: Config, position: float) -> float:
         warmup_rounds=inner.warmup_rounds,
         min_ratio=inner.min_lr_ratio,
         schedule=inner.schedule,
+        decay_rounds=inner.decay_rounds,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import SupportsFloat
 
 import msgspec
 
@@ -44,6 +45,8 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
         reverted: whether numbers were not finite, so that this peer returned to the round's start.
         every: rounds of the swarm that this one took.
         reason: why other than the usual number of steps was planned; empty when it was not.
+        tokens: that it trained on.
+        mfu: part of the device's measured peak that its inner steps used; None where unknown.
     """
 
     round: int
@@ -61,6 +64,13 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     reverted: bool = False
     every: int = 1
     reason: str = ""
+    tokens: int = 0
+    mfu: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens in a second of inner steps; 0 without any."""
+        return self.tokens / self.train_s if self.train_s > 0 else 0.0
 
     @property
     def unpaired(self) -> bool:
@@ -120,7 +130,7 @@ def round_report(
     *,
     round: int,
     closing: bool,
-    losses: Sequence[float],
+    losses: Sequence[SupportsFloat],
     outcomes: Sequence[tuple[int, EdgeOutcome]],
     under_way: int = 0,
     reverted: bool,
@@ -129,6 +139,8 @@ def round_report(
     wait_s: float,
     every: int = 1,
     reason: str = "",
+    tokens: int = 0,
+    mfu: float | None = None,
 ) -> RoundReport:
     """Sum up one round from what its parts returned.
 
@@ -141,7 +153,7 @@ def round_report(
         round=round,
         closing=closing,
         local_steps=len(losses),
-        train_loss=sum(losses) / len(losses) if losses else None,
+        train_loss=sum(map(float, losses)) / len(losses) if losses else None,
         edges=tuple(
             EdgeReport(
                 partner=edge.partner,
@@ -165,6 +177,8 @@ def round_report(
         reverted=reverted,
         every=every,
         reason=reason,
+        tokens=tokens,
+        mfu=mfu,
     )
 
 

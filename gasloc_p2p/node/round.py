@@ -97,6 +97,7 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
     # D_i = theta_i - m_i;  v_i <- gamma v_i + D_i;  theta_i <- theta_i - eta (D_i + gamma v_i)
     if alone is None:
         await take_in(peer, course, wait=True)
+    tokens = len(course.losses) * peer.learner.tokens_per_step
     return round_report(
         round=t,
         closing=closing,
@@ -109,6 +110,8 @@ async def run_round(peer: Peer, t: int, course: Course) -> RoundReport:
         wait_s=course.wait_s,
         every=plan.every,
         reason=plan.reason,
+        tokens=tokens,
+        mfu=peer.learner.utilisation(tokens / course.train_s) if course.train_s > 0 else None,
     )
 
 
@@ -138,6 +141,9 @@ async def _local_steps(peer: Peer, t: int, plan: StepPlan, course: Course) -> No
     while budget.allows(len(course.losses), peer.clock.unix_s()):
         fraction = budget.fraction_done(len(course.losses), peer.clock.unix_s(), started_s=began_s)
         await _step(peer, t, plan, course, fraction)
+    if not all(isinstance(loss, float) for loss in course.losses):
+        # Only now is a GPU asked for its losses, and so for the end of its last steps.
+        course.losses = await peer.compute.run(lambda: [float(loss) for loss in course.losses])
     course.train_s += asyncio.get_running_loop().time() - train_began_s
 
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import selectors
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.simulate.speeds import STEADY, Machine
@@ -126,7 +126,7 @@ class InlineCompute:
         """Run `work` at once; it takes no virtual time."""
         return await self.run(work)
 
-    async def step(self, model: LocalModel, lr: float) -> float:
+    async def step(self, model: LocalModel, lr: float) -> SupportsFloat:
         """Do one inner step at once, then let its virtual duration pass."""
         loss = model.step(lr)
         await asyncio.sleep(self.step_s)

@@ -150,7 +150,7 @@ class DiLoCo:
             trained = Trained()
             for lr in lrs:
                 trained.steps_s.append(compute.step_s)
-                trained.losses.append(await compute.step(model, lr))
+                trained.losses.append(float(await compute.step(model, lr)))
             return trained
 
         async with asyncio.TaskGroup() as tasks:

@@ -16,6 +16,7 @@ from gasloc_p2p.simulate.clock import InlineCompute
 from gasloc_p2p.simulate.speeds import STEADY, Machine, machines_of
 from gasloc_p2p.train.data import Corpus
 from gasloc_p2p.train.learner import build_learner
+from gasloc_p2p.train.settings import DeviceConfig
 from gasloc_p2p.train.stack import Replica, Stack
 
 T = TypeVar("T")
@@ -64,7 +65,13 @@ def build_engine(config: Config, peer_ids: Sequence[PeerId], corpus: Corpus) -> 
     if config.simulate.engine == "exact":
         models = [
             build_learner(
-                config.model, config.data, config.inner, seed=seed, peer_id=peer, corpus=corpus
+                config.model,
+                config.data,
+                config.inner,
+                seed=seed,
+                peer_id=peer,
+                corpus=corpus,
+                device=simulated_device(config),
             )
             for peer in peer_ids
         ]
@@ -88,6 +95,12 @@ def build_engine(config: Config, peer_ids: Sequence[PeerId], corpus: Corpus) -> 
         computes=[StackedCompute(steps, step_s=step_s, machine=machine) for machine in machines],
         gradients=lambda: stack.gradients(range(len(peer_ids))),
     )
+
+
+def simulated_device(config: Config) -> DeviceConfig:
+    """Return what the learners of simulated peers run on: the CPU unless another one is named."""
+    device = config.device
+    return device.model_copy(update={"kind": "cpu"}) if device.kind == "auto" else device
 
 
 class _Step:

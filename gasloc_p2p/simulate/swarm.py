@@ -23,7 +23,7 @@ from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.report import SwarmReport, swarm_report
 from gasloc_p2p.simulate.clock import VirtualClock, VirtualTimeLoop
 from gasloc_p2p.simulate.collective import AllReduce, require_collective, run_collective
-from gasloc_p2p.simulate.engine import Engine, build_engine
+from gasloc_p2p.simulate.engine import Engine, build_engine, simulated_device
 from gasloc_p2p.simulate.links import check_partitions, links_of, parse_partition
 from gasloc_p2p.simulate.network import Hub
 from gasloc_p2p.simulate.observer import SwarmObserver, Timeline
@@ -164,6 +164,7 @@ def learner_of(config: Config, *, peer_id: str, corpus: Corpus) -> Learner:
         seed=config.run.seed,
         peer_id=peer_id,
         corpus=corpus,
+        device=simulated_device(config),
     )
 
 

@@ -13,14 +13,12 @@ from gasloc_p2p.studies.cell import Cell, MixCell, SwarmCell
 from gasloc_p2p.studies.study import cell_config
 from gasloc_p2p.train.data import Corpus
 from gasloc_p2p.train.learner import Learner
-from gasloc_p2p.train.model import PRESETS, VOCABULARY
+from gasloc_p2p.train.model import PRESETS, VOCABULARY, preset_length, windows_per_step
 from gasloc_p2p.train.settings import PresetName
+from gasloc_p2p.train.speed import FLOPS_PER_PARAMETER_AND_TOKEN
 from gasloc_p2p.train.stack import Replica
 
 CALIBRATION_S = 1.0
-FLOPS_PER_PARAMETER_AND_TOKEN = 6
-"""Forward and backward pass. Source: Kaplan et al., "Scaling laws for neural language models"."""
-
 DEVICE_VECTORS_PER_PEER = 3
 """fp32 vectors that the batched engine holds for each peer: theta and two AdamW moments."""
 
@@ -36,7 +34,8 @@ def parameter_count(preset: PresetName) -> int:
 
 def tokens_per_step(config: Config) -> int:
     """Return the tokens of one inner step of one peer."""
-    return config.inner.batch_size * PRESETS[config.model.preset].sequence_length
+    sequence_length = preset_length(config.model)
+    return windows_per_step(config.inner, sequence_length) * sequence_length
 
 
 def train_tokens(cell: SwarmCell) -> int:

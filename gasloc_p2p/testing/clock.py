@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, Final, SupportsFloat, TypeVar
 
 from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.simulate.clock import DeadlockError, InlineCompute, LivelockError, VirtualTimeLoop
@@ -131,7 +131,7 @@ class StallingCompute(InlineCompute):
 
     stall_s = 0.0
 
-    async def step(self, model: LocalModel, lr: float) -> float:
+    async def step(self, model: LocalModel, lr: float) -> SupportsFloat:
         """Stand still for `stall_s`, then do one step."""
         stall_s, self.stall_s = self.stall_s, 0.0
         await asyncio.sleep(stall_s)

@@ -57,6 +57,15 @@ class NoisyQuadratic:
         return self._theta.numel()
 
     @property
+    def tokens_per_step(self) -> int:
+        """One token, for want of any."""
+        return 1
+
+    def utilisation(self, tokens_per_s: float) -> float | None:
+        """Nobody knows what share of a device this is."""
+        return None
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Elements of its one parameter tensor."""
         return (self.elements,)

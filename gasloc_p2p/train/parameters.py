@@ -71,6 +71,11 @@ class ParameterView:
                 fix="Leave requires_grad on for the parameters that peers train together.",
             )
         self._parameters = tuple(named.values())
+        self._staging: Tensor | None = None
+        if self._parameters[0].device.type == "cuda":
+            # A GPU copies to and from pinned memory only at the full speed of its bus.
+            largest = max(parameter.numel() for parameter in self._parameters)
+            self._staging = torch.empty(largest, dtype=torch.float32, pin_memory=True)
         self.schema = Schema(
             names=tuple(named), shapes=tuple(tuple(value.shape) for value in named.values())
         )
@@ -80,7 +85,7 @@ class ParameterView:
         """Return a copy of the parameters, fp32 [elements] on the CPU."""
         flat = torch.empty(self.schema.elements, dtype=torch.float32)
         for part, parameter in zip(self._split(flat), self._parameters, strict=True):
-            part.copy_(parameter)
+            part.copy_(self._staged(parameter, parameter))
         return flat
 
     @torch.no_grad()
@@ -91,7 +96,7 @@ class ParameterView:
             ValueError: `flat` has another shape or dtype.
         """
         for part, parameter in zip(self._split(flat), self._parameters, strict=True):
-            parameter.copy_(part)
+            parameter.copy_(self._staged(parameter, part))
 
     def read_gradient(self) -> Tensor:
         """Return a copy of the gradient, fp32 [elements] on the CPU; 0 where there is none."""
@@ -109,6 +114,12 @@ class ParameterView:
         """
         for part, parameter in zip(self._split(flat), self._parameters, strict=True):
             parameter.grad = part.to(parameter, copy=True)
+
+    def _staged(self, parameter: Tensor, values: Tensor) -> Tensor:
+        """Return what to copy `values` of a parameter from: pinned memory, where there is some."""
+        if self._staging is None:
+            return values
+        return self._staging[: parameter.numel()].view(parameter.shape).copy_(values)
 
     def _split(self, flat: Tensor) -> Iterator[Tensor]:
         """Yield the part of `flat` that each parameter has, as a view of its shape.

@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gasloc_p2p.core.registry import NAME_PATTERN
+
 PresetName: TypeAlias = Literal["nano", "tiny", "134m", "551m"]
 
 
@@ -19,6 +21,36 @@ class ModelConfig(_Settings):
     preset: PresetName = Field(
         default="nano",
         description="Model size: nano (0.1 M parameters), tiny (1 M), 134m or 551m.",
+    )
+    name: str = Field(
+        default="",
+        max_length=200,
+        description="A causal language model of the Hugging Face hub in place of the preset, as in "
+        "Qwen/Qwen2.5-0.5B; code that comes with a model is never run (docs/models.md).",
+    )
+    revision: str = Field(
+        default="main",
+        min_length=1,
+        max_length=200,
+        description="With model.name: branch, tag or, best, commit of the model.",
+    )
+    weights: Literal["fresh", "existing"] = Field(
+        default="fresh",
+        description="With model.name: fresh parameters from run.seed, or the existing ones, whose "
+        "training goes on.",
+    )
+    sequence_length: int = Field(
+        default=0,
+        ge=0,
+        le=2**20,
+        description="Tokens in one window; 0: those of the preset, or 1024 with model.name if the "
+        "model takes so many.",
+    )
+    digest: str = Field(
+        default="",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="With model.name: digest of the model that all peers begin with; founding "
+        "fills it in.",
     )
     tokenizer: str = Field(
         default="bytes",
@@ -92,17 +124,30 @@ class DataConfig(_Settings):
 
 
 class InnerConfig(_Settings):
-    """AdamW, its learning-rate schedule, and the local steps between two exchanges."""
+    """The inner optimizer, its learning rate, and the local steps between two exchanges."""
 
+    optimizer: str = Field(
+        default="adamw",
+        pattern=NAME_PATTERN,
+        description="adamw, sgd with momentum inner.beta1, adafactor, or one of your own "
+        "(node.extensions).",
+    )
     lr: float = Field(default=2e-3, gt=0.0, le=1.0, description="Peak inner learning rate.")
     batch_size: int = Field(
         default=8, ge=1, le=65536, description="Windows of text in one inner step."
+    )
+    tokens_per_step: int = Field(
+        default=0,
+        ge=0,
+        le=2**31,
+        description="Tokens in one inner step, whole windows; 0: inner.batch_size windows. How "
+        "many of them a device takes at once is its own affair (device.micro_batch).",
     )
     local_steps: int = Field(
         default=30, ge=1, le=1_000_000, description="Inner steps in one round."
     )
     weight_decay: float = Field(
-        default=0.1, ge=0.0, le=1.0, description="AdamW decay of matrices; vectors never decay."
+        default=0.1, ge=0.0, le=1.0, description="Decay of matrices; vectors never decay."
     )
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0, description="AdamW first-moment decay.")
     beta2: float = Field(default=0.95, ge=0.0, lt=1.0, description="AdamW second-moment decay.")
@@ -115,6 +160,49 @@ class InnerConfig(_Settings):
     min_lr_ratio: float = Field(
         default=0.1, ge=0.0, le=1.0, description="Last learning rate as a share of the peak."
     )
-    schedule: Literal["cosine", "constant"] = Field(
-        default="cosine", description="Learning rate after the warm-up."
+    schedule: Literal["cosine", "constant", "wsd"] = Field(
+        default="cosine",
+        description="Learning rate after the warm-up. wsd: constant, then falling in a straight "
+        "line over the last inner.decay_rounds.",
+    )
+    decay_rounds: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="With inner.schedule wsd: rounds in which the learning rate falls; 0: a fifth "
+        "of the run.",
+    )
+
+
+class DeviceConfig(_Settings):
+    """What this machine trains with, and how much of it; never shared."""
+
+    kind: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        default="auto", description="Where the model lives; auto: a GPU if there is one."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto",
+        description="Arithmetic of matrix products; parameters and the wire stay what they are. "
+        "auto: bf16 on CUDA, fp32 elsewhere.",
+    )
+    compile: bool = Field(
+        default=False,
+        description="Compile the forward pass with torch.compile: takes a minute or more at the "
+        "start, and steps are quicker from then on.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Compute activations twice rather than keep them: about a third more time for "
+        "much less memory.",
+    )
+    micro_batch: int = Field(
+        default=0,
+        ge=0,
+        le=65536,
+        description="Windows that go through the model at once; a step is made of as many such "
+        "parts as it takes. 0: as many as fit, found by trying.",
+    )
+    model_folder: str = Field(
+        default="",
+        description="With model.name: a folder with the model in the form of transformers, to read "
+        "it from instead of the hub.",
     )

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.train.data import Corpus, SampleCursor, count_windows, validation_windows
@@ -24,12 +26,13 @@ from gasloc_p2p.train.inner_state import (
     warmed_up,
 )
 from gasloc_p2p.train.llama import StackedLlama
-from gasloc_p2p.train.model import PRESETS, Preset, build_model
+from gasloc_p2p.train.model import PRESETS, Preset, build_model, preset_length, windows_per_step
 from gasloc_p2p.train.parameters import ParameterView, Schema
 from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
 
 T = TypeVar("T")
 
+ADAMW = "adamw"
 ADAMW_EPSILON = 1e-8
 CLIP_EPSILON = 1e-6
 """What torch's own optimizer and clipping add to their denominators."""
@@ -54,6 +57,7 @@ class Stack:
         schema: what a row holds.
 
     Raises:
+        ConfigError: a setting that only real nodes and the exact engine know.
         DataError: the training or the validation text is shorter than one window.
     """
 
@@ -68,10 +72,13 @@ class Stack:
         corpus: Corpus,
         threads: int,
     ) -> None:
-        preset = PRESETS[model.preset]
+        _refuse_what_rows_lack(model, inner)
+        preset = replace(PRESETS[model.preset], sequence_length=preset_length(model))
         count_windows(corpus.train, preset.sequence_length, part="training")
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        view = ParameterView(build_model(model.preset, seed))
+        view = ParameterView(
+            build_model(model.preset, seed, sequence_length=preset.sequence_length)
+        )
         self.schema: Schema = view.schema
         self._inner = inner
         self._sequence_length = preset.sequence_length
@@ -89,9 +96,15 @@ class Stack:
             tokens=data.validation_tokens,
             sequence_length=preset.sequence_length,
         )
-        self._rows_at_once = _rows_at_once(preset, inner.batch_size, self._device)
+        self._windows = windows_per_step(inner, preset.sequence_length)
+        self._rows_at_once = _rows_at_once(preset, self._windows, self._device)
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self.replicas = tuple(Replica(self, row) for row in range(len(peer_ids)))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one inner step of one row."""
+        return self._windows * self._sequence_length
 
     def step(self, rows: Sequence[int], lrs: Sequence[float]) -> list[float]:
         """Do one inner step of each row at its own learning rate; return the losses in order.
@@ -203,7 +216,7 @@ class Stack:
     def _batch(self, row: int) -> Tensor:
         return self._cursors[row].batch(
             self._train,
-            batch_size=self._inner.batch_size,
+            batch_size=self._windows,
             sequence_length=self._sequence_length,
         )
 
@@ -259,6 +272,15 @@ class Replica:
     def sizes(self) -> tuple[int, ...]:
         """Elements of each parameter tensor, in the order of the flat vector."""
         return self.stack.schema.sizes
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one inner step."""
+        return self.stack.tokens_per_step
+
+    def utilisation(self, tokens_per_s: float) -> float | None:
+        """Nobody knows what share of a device this is."""
+        return None
 
     @property
     def schema_digest(self) -> bytes:
@@ -317,6 +339,20 @@ def _neighbours(rows: Sequence[int], *, at_most: int) -> Iterator[range]:
         if whole or end == len(ordered) or ordered[end] != ordered[end - 1] + 1:
             yield range(ordered[start], ordered[end - 1] + 1)
             start = end
+
+
+def _refuse_what_rows_lack(model: ModelConfig, inner: InnerConfig) -> None:
+    wrong = {
+        "model.name": model.name,
+        "inner.optimizer": inner.optimizer if inner.optimizer != ADAMW else "",
+    }
+    for key, value in wrong.items():
+        if value:
+            raise ConfigError(
+                f"{key} = {value!r} does not work with simulate.engine = 'batched'",
+                why="it computes many peers' steps as one, and knows presets with AdamW only",
+                fix="set simulate.engine=exact",
+            )
 
 
 def _rows_at_once(preset: Preset, batch_size: int, device: torch.device) -> int:

@@ -9,6 +9,7 @@ import pytest
 from gasloc_p2p.commands.home import RUN_FILE, found_or_resume, keep_manifest
 from gasloc_p2p.config import LoadedConfig, assignment_layer, load
 from gasloc_p2p.core.errors import ConfigError
+from tests.train.tiny_models import write_model
 
 
 def settings(home: Path, *assignments: str) -> LoadedConfig:
@@ -54,3 +55,18 @@ def test_a_home_without_room_is_explained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot write") as caught:
         keep_manifest(tmp_path, founded)
     assert caught.value.why == "No space left on device"
+
+
+def test_founding_fills_in_the_digest_of_a_named_model(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "llama")
+    own = ("model.name=their/model", f"device.model_folder={tmp_path / 'model'}")
+    config, founded = found_or_resume(settings(tmp_path, *own), now_s=0.0)
+    assert len(config.model.digest) == 64
+    assert founded.sections["model"]["digest"] == config.model.digest
+    assert str(tmp_path) not in founded.encode().decode(), "no paths"
+    keep_manifest(tmp_path, founded)
+    resumed, again = found_or_resume(settings(tmp_path, *own), now_s=0.0)
+    assert again == founded
+    assert resumed.model == config.model
+    with pytest.raises(ConfigError, match=r"model.weights is 'fresh' and not 'existing'"):
+        found_or_resume(settings(tmp_path, *own, "model.weights=existing"), now_s=0.0)

@@ -239,3 +239,23 @@ def test_lr_is_never_above_its_peak(position: float, warmup_rounds: float) -> No
 @given(st.floats(2, 10), st.floats(2, 10))
 def test_lr_falls_after_the_warm_up(a: float, b: float) -> None:
     assert lr(max(a, b)) <= lr(min(a, b)) + 1e-15
+
+
+def wsd(position: float, **changes: float) -> float:
+    values: dict[str, float] = {"warmup_rounds": 1, "min_ratio": 0.1, "decay_rounds": 4} | changes
+    return lr_at(
+        position,
+        rounds=10,
+        peak=1.0,
+        schedule="wsd",
+        warmup_rounds=values["warmup_rounds"],
+        min_ratio=values["min_ratio"],
+        decay_rounds=values["decay_rounds"],
+    )
+
+
+def test_lr_of_wsd_is_constant_and_falls_in_a_straight_line_at_the_end() -> None:
+    assert [wsd(p) for p in (0.5, 1.0, 3.0, 6.0)] == [0.5, 1.0, 1.0, 1.0]
+    assert [wsd(p) for p in (8.0, 9.0, 10.0, 12.0)] == pytest.approx([0.55, 0.325, 0.1, 0.1])
+    assert [wsd(p, decay_rounds=0) for p in (8.0, 9.0)] == pytest.approx([1.0, 0.55])
+    assert wsd(5.5, decay_rounds=99) == pytest.approx(0.55), "it never begins in the warm-up"

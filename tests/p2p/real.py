@@ -129,7 +129,7 @@ class RealSwarm:
     async def join(self, name: str, founder: RealNode, *settings: str) -> RealNode:
         """Start a node that joins by the founder's invite."""
         invite = (await founder.first(Invitation)).invite
-        local = [s for s in settings if s.startswith(("node.", "data.", "net."))]
+        local = [s for s in settings if s.startswith(("node.", "data.", "net.", "device."))]
         return await self.launch(name, "join", invite, *sets(*local))
 
     async def launch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import SupportsFloat, TypeVar
 
 import pytest
 
@@ -40,7 +40,7 @@ class StoppableCompute(InlineCompute):
 
     stop_s = 0.0
 
-    async def step(self, model: LocalModel, lr: float) -> float:
+    async def step(self, model: LocalModel, lr: float) -> SupportsFloat:
         stopped_s, self.stop_s = self.stop_s, 0.0
         await asyncio.sleep(stopped_s)
         return await super().step(model, lr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import SupportsFloat
 
 import pytest
 
@@ -31,7 +32,7 @@ class ChangingCompute(InlineCompute):
         self._steps_left = after
         self._later_s = later_s
 
-    async def step(self, model: LocalModel, lr: float) -> float:
+    async def step(self, model: LocalModel, lr: float) -> SupportsFloat:
         if self._steps_left == 0:
             self._step_s = self._later_s
         self._steps_left -= 1

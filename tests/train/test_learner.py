@@ -53,7 +53,7 @@ def test_training_learns() -> None:
     trained = learner()
     before = trained.validation_loss()
     for _ in range(60):
-        last = trained.step(LR)
+        last = float(trained.step(LR))
     assert trained.validation_loss() < 0.5 * before
     assert last < 0.5 * before
 

@@ -5,10 +5,12 @@ import sys
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from gasloc_p2p.train.model import PRESETS, build_model
+from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.train.model import PRESETS, build_model, model_of, preset_config, preset_length
 from gasloc_p2p.train.parameters import ParameterView, theta_digest
-from gasloc_p2p.train.settings import PresetName
+from gasloc_p2p.train.settings import ModelConfig, PresetName
 
 
 @pytest.mark.parametrize(("preset", "elements"), [("nano", 100_000), ("tiny", 1_000_000)])
@@ -17,6 +19,25 @@ def test_presets_have_their_size(preset: PresetName, elements: int) -> None:
     assert schema.elements == pytest.approx(elements, rel=0.1)
     assert not any("lm_head" in name for name in schema.names), "embeddings are tied"
     assert not any("bias" in name for name in schema.names)
+
+
+@pytest.mark.parametrize(("preset", "elements"), [("134m", 134_374_400), ("551m", 550_866_432)])
+def test_large_presets_have_the_papers_sizes(preset: PresetName, elements: int) -> None:
+    assert elements / 1e6 == pytest.approx(float(preset[:-1]), rel=0.005)
+    size = PRESETS[preset]
+    config = preset_config(preset, vocabulary=256, sequence_length=size.sequence_length)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == elements
+
+
+def test_windows_and_vocabulary_may_be_others() -> None:
+    built = model_of(ModelConfig(sequence_length=32), seed=0, vocabulary=300)
+    assert built.sequence_length == 32
+    tokens = torch.tensor([[299]])
+    assert built.module(input_ids=tokens).logits.shape == (1, 1, 300)
+    with pytest.raises(ConfigError, match="does not work here"):
+        preset_length(ModelConfig(name="their/model"))
 
 
 @pytest.mark.parametrize("preset", ["nano", "tiny"])
