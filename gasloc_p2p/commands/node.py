@@ -27,6 +27,7 @@ from gasloc_p2p.commands.home import (
     open_identity,
 )
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
+from gasloc_p2p.commands.learner import learner_of
 from gasloc_p2p.commands.text import open_text, with_tokenizer_digest
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
 from gasloc_p2p.core.codecs import codec_named
@@ -50,13 +51,11 @@ from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.supervised import SupervisedNetwork
 from gasloc_p2p.node.events import Event, Invitation, Notice, Observer, Online
 from gasloc_p2p.node.node import Node
-from gasloc_p2p.train.learner import Learner, build_learner
+from gasloc_p2p.train.learner import Learner
 from gasloc_p2p.train.memory import MemoryPlan
 
 T = TypeVar("T")
 
-WORTH_TELLING_BYTES = 100 << 20
-"""A node that needs less memory does not say what for."""
 MANIFEST_ATTEMPTS = 5
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PAUSE_S = 1.0
@@ -292,16 +291,6 @@ async def _fetch_manifest(network: SupervisedNetwork, invite: Invite) -> Manifes
     )
 
 
-def _memory_plan(config: Config, learner: Learner) -> MemoryPlan:
-    """Return what this node needs with as many partners as it has in the run's first round."""
-    gossip, vectors = config.gossip, OUTER_RULES.named(config.outer.rule).vectors
-    peers = [str(index) for index in range(max(2, config.run.initial_peers))]
-    graph = build_graph(gossip.topology, seed=config.run.seed, round=0, peers=peers)
-    partners = max(len(graph.neighbours(peer)) for peer in peers)
-    layout = codec_named(gossip.codec).layout(vectors * learner.elements, gossip.chunk_bytes)
-    return learner.memory_plan(code_bytes=partners * layout.code_bytes, vectors=vectors)
-
-
 async def _train(
     config: Config,
     manifest: Manifest,
@@ -323,37 +312,22 @@ async def _train(
         text = await open_text(
             config, home=home, peer_id=network.peer_id, observe=observe, closing=closing
         )
-        learner = await compute.run(
-            lambda: build_learner(
-                config.model,
-                config.data,
-                config.inner,
-                seed=config.run.seed,
-                peer_id=network.peer_id,
-                device=config.device,
-                notice=notice,
-                text=text,
+        async with learner_of(config, text, network.peer_id, compute, notice) as learner:
+            if isinstance(learner.samples, Feed):
+                compute.wait_for_text(partial(learner.samples.ready, learner.windows))
+            node = Node(
+                config=config,
+                manifest=manifest,
+                network=network,
+                clock=WallClock(),
+                compute=compute,
+                learner=learner,
+                pace=pace_of(config, manifest),
+                verify=Identity.verify,
+                observe=observe,
+                checkpoints=checkpoints_of(config, home),
             )
-        )
-        if isinstance(learner.samples, Feed):
-            compute.wait_for_text(partial(learner.samples.ready, learner.windows))
-        plan = _memory_plan(config, learner)
-        if plan.host_bytes >= WORTH_TELLING_BYTES:
-            observe(Notice(text=plan.sentence()))
-        observe(Notice(text=await compute.run(learner.measure_peak)))
-        node = Node(
-            config=config,
-            manifest=manifest,
-            network=network,
-            clock=WallClock(),
-            compute=compute,
-            learner=learner,
-            pace=pace_of(config, manifest),
-            verify=Identity.verify,
-            observe=observe,
-            checkpoints=checkpoints_of(config, home),
-        )
-        result = await node.run(leave)
+            result = await node.run(leave)
         if not await compute.run(lambda: result.write(home)):
             observe(Notice(text=f"it left before its first round; the results in {home} stay"))
         elif config.display.mode != "json":

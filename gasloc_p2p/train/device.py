@@ -50,8 +50,8 @@ class Device:
         return "fp32" if self.autocast is None else "bf16"
 
 
-def device_of(config: DeviceConfig) -> Device:
-    """Return the device that the settings name.
+def device_of(config: DeviceConfig, *, rank: int = 0) -> Device:
+    """Return the device that the settings name, and of several GPUs the one of this rank.
 
     Raises:
         DeviceError: it is not there.
@@ -71,7 +71,17 @@ def device_of(config: DeviceConfig) -> Device:
             fix="set device.kind=cpu, or install the torch that pytorch.org names for this machine",
         )
     lowered = config.precision == "bf16" or (config.precision == "auto" and kind == "cuda")
-    return Device(place=torch.device(kind), autocast=torch.bfloat16 if lowered else None)
+    if kind == "cuda":
+        if rank >= torch.cuda.device_count():
+            raise DeviceError(
+                f"device.processes asks for {rank + 1} GPUs, and there are "
+                f"{torch.cuda.device_count()}",
+                why="every process of a node trains on a GPU of its own",
+                fix="set device.processes to the number of GPUs",
+            )
+        torch.cuda.set_device(rank)
+    place = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    return Device(place=place, autocast=torch.bfloat16 if lowered else None)
 
 
 def available_bytes() -> int:

@@ -59,6 +59,7 @@ class Learner:
         validation: the held-out windows, int64 [windows, sequence_length + 1].
         inner: settings of the inner optimizer.
         device: settings of the device.
+        rank, ranks: which of how many processes of a node this is; see `train/ranks.py`.
         notice: told, in one sentence, what a person should know of the device's memory.
 
     Raises:
@@ -74,10 +75,12 @@ class Learner:
         inner: InnerConfig,
         *,
         device: DeviceConfig = ON_THE_CPU,
+        rank: int = 0,
+        ranks: int = 1,
         notice: Callable[[str], None] = _say_nothing,
     ) -> None:
         self._kind = INNER_OPTIMIZERS.named(inner.optimizer)
-        self.device = device_of(device)
+        self.device = device_of(device, rank=rank)
         model = model.to(self.device.place).train()
         self.parameters_view = ParameterView(model)
         self.samples = samples
@@ -97,7 +100,7 @@ class Learner:
             model,
             self.device,
             device,
-            windows=self.windows,
+            windows=-(-self.windows // ranks),
             sequence_length=self._sequence_length,
             vectors_bytes=beside_activations(
                 elements=self.elements,
@@ -185,11 +188,11 @@ class Learner:
         if flat is None:
             return self.passes.evaluate(self._validation)
         current = self.theta()
-        self.load(flat)
+        self.parameters_view.write(flat)
         try:
             return self.passes.evaluate(self._validation)
         finally:
-            self.load(current)
+            self.parameters_view.write(current)
 
     @property
     def elements(self) -> int:
@@ -337,6 +340,8 @@ def build_learner(
     text: Text | None = None,
     device: DeviceConfig = ON_THE_CPU,
     notice: Callable[[str], None] = _say_nothing,
+    kind: type[Learner] = Learner,
+    ranks: int = 1,
 ) -> Learner:
     """Return the learner of one peer, with the initial parameters of the run.
 
@@ -346,6 +351,8 @@ def build_learner(
         text: takes the place of `corpus`.
         device: settings of the device.
         notice: told, in one sentence, what a person should know of the device's memory.
+        kind: its class.
+        ranks: processes that train with it.
 
     Raises:
         ConfigError: the model cannot be had or mixed, or a setting does not fit.
@@ -361,11 +368,12 @@ def build_learner(
         )
     built = model_of(model, seed=seed, vocabulary=text.vocabulary, folder=device.model_folder)
     supply = text.supply(built.sequence_length)
-    return Learner(
+    return kind(
         built.module,
         supply.samples,
         supply.validation,
         inner,
         device=device,
+        ranks=ranks,
         notice=notice,
     )

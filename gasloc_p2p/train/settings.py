@@ -201,6 +201,13 @@ class DeviceConfig(_Settings):
         description="Windows that go through the model at once; a step is made of as many such "
         "parts as it takes. 0: as many as fit, found by trying.",
     )
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that train together as this one peer, each on a GPU of its own "
+        "where there are GPUs; a step's windows are shared among them.",
+    )
     model_folder: str = Field(
         default="",
         description="With model.name: a folder with the model in the form of transformers, to read "
