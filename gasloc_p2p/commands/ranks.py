@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+from gasloc_p2p.commands.follow import READY, RankSpec
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.errors import ConfigError, DeviceError
 from gasloc_p2p.core.substrate import Compute
 from gasloc_p2p.core.types import PeerId
-from gasloc_p2p.train.follow import READY, RankSpec
 from gasloc_p2p.train.learner import Learner, build_learner
 from gasloc_p2p.train.ranks import LOOPBACK, Group, LeadingLearner
 
@@ -46,7 +46,7 @@ class Ranks:
         """
         for rank in range(1, self.size):
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gasloc_p2p.train.follow"),
+                *(sys.executable, "-m", "gasloc_p2p.commands.follow"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 # A Ctrl-C in the terminal is for the node, which then lets them end.

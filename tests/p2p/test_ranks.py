@@ -111,4 +111,4 @@ async def test_nodes_of_one_and_of_two_processes_meet_in_a_swarm(tmp_path: Path)
 def followers() -> list[psutil.Process]:
     """Processes of further ranks that this one has started."""
     children = psutil.Process(os.getpid()).children(recursive=True)
-    return [child for child in children if "gasloc_p2p.train.follow" in child.cmdline()]
+    return [child for child in children if "gasloc_p2p.commands.follow" in child.cmdline()]

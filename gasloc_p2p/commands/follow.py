@@ -1,4 +1,4 @@
-"""The process of a further rank: `python -m gasloc_p2p.train.follow`, started by its node alone."""
+"""The process of a further rank: `python -m gasloc_p2p.commands.follow`, which its node starts."""
 
 from __future__ import annotations
 
