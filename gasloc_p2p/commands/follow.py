@@ -29,6 +29,7 @@ class RankSpec(BaseModel):
         folder: private to the node; where the ranks find each other.
         interface: name of the loopback device.
         model, inner, device: settings of the run and of this machine.
+        vocabulary: tokens of the run's tokenizer.
         seed: the run's.
         threads: threads of torch in this process.
         extensions: files or modules that register inner optimizers.
@@ -43,6 +44,7 @@ class RankSpec(BaseModel):
     model: ModelConfig
     inner: InnerConfig
     device: DeviceConfig
+    vocabulary: int
     seed: int
     threads: int
     extensions: tuple[str, ...] = ()
@@ -71,7 +73,9 @@ def main() -> int:
 
 def _learner(spec: RankSpec) -> FollowingLearner:
     """Return a learner without samples; parameters come from rank 0."""
-    built = model_of(spec.model, seed=spec.seed, folder=spec.device.model_folder)
+    built = model_of(
+        spec.model, seed=spec.seed, vocabulary=spec.vocabulary, folder=spec.device.model_folder
+    )
     nothing = torch.empty(0, built.sequence_length + 1, dtype=torch.int64)
     return FollowingLearner(
         built.module,

@@ -26,11 +26,10 @@ from gasloc_p2p.commands.home import (
     keep_manifest,
     open_identity,
 )
-from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.commands.learner import learner_of
+from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.commands.text import open_text, with_tokenizer_digest
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
-from gasloc_p2p.core.codecs import codec_named
 from gasloc_p2p.core.errors import ConfigError, ManifestError
 from gasloc_p2p.core.manifest import (
     MAX_ADDRESSES,
@@ -39,9 +38,7 @@ from gasloc_p2p.core.manifest import (
     parse_invite,
     parse_manifest,
 )
-from gasloc_p2p.core.outer import OUTER_RULES
 from gasloc_p2p.core.substrate import LocalModel
-from gasloc_p2p.core.topology import build_graph
 from gasloc_p2p.data.feed import Closing, Feed
 from gasloc_p2p.display import make_display
 from gasloc_p2p.founding import manifest_layer, pace_of, require_node_rule
@@ -51,8 +48,6 @@ from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.net.supervised import SupervisedNetwork
 from gasloc_p2p.node.events import Event, Invitation, Notice, Observer, Online
 from gasloc_p2p.node.node import Node
-from gasloc_p2p.train.learner import Learner
-from gasloc_p2p.train.memory import MemoryPlan
 
 T = TypeVar("T")
 

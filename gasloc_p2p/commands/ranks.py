@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -14,10 +14,7 @@ from typing import Final
 from gasloc_p2p.commands.follow import READY, RankSpec
 from gasloc_p2p.config import Config
 from gasloc_p2p.core.errors import ConfigError, DeviceError
-from gasloc_p2p.core.substrate import Compute
-from gasloc_p2p.core.types import PeerId
-from gasloc_p2p.train.learner import Learner, build_learner
-from gasloc_p2p.train.ranks import LOOPBACK, Group, LeadingLearner
+from gasloc_p2p.train.ranks import LOOPBACK, Group
 
 READY_DEADLINE_S: Final = 300.0
 """For reading a model from the disk; one that is not there yet is downloaded by the node first."""

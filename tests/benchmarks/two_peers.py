@@ -23,6 +23,7 @@ from gasloc_p2p.core.types import MIXED_KINDS
 from gasloc_p2p.machine import this_machine
 from gasloc_p2p.node.events import RoundFinished
 from gasloc_p2p.node.report import RoundReport
+from gasloc_p2p.train.model import VOCABULARY, preset_config
 from tests.p2p.real import RealNode, real_swarm
 
 PRESET: Final = "134m"
@@ -168,11 +169,11 @@ def row(reports: Sequence[RoundReport]) -> str:
 def elements() -> int:
     """Return how many parameters the model has, without making it."""
     import torch
+    from transformers import LlamaForCausalLM
 
-    from gasloc_p2p.train.model import build_model
-
+    config = preset_config(PRESET, vocabulary=VOCABULARY, sequence_length=SEQUENCE_LENGTH)
     with torch.device("meta"):
-        model = build_model(PRESET, seed=0)
+        model = LlamaForCausalLM(config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -12,13 +12,15 @@ import psutil
 import pytest
 import torch
 
+from gasloc_p2p.commands.learner import learner_of
 from gasloc_p2p.commands.node import ThreadCompute
-from gasloc_p2p.commands.ranks import learner_of
 from gasloc_p2p.config import Config, assignment_layer, load
 from gasloc_p2p.core.errors import ConfigError, DeviceError
 from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.node.events import RoundFinished
+from gasloc_p2p.train.data import load_corpus
 from gasloc_p2p.train.learner import Learner
+from gasloc_p2p.train.samples import TextInMemory
 from tests.p2p.real import real_swarm
 
 pytestmark = pytest.mark.timeout(180)
@@ -40,7 +42,10 @@ async def learner(config: Config, processes: int) -> AsyncIterator[tuple[Learner
     compute = ThreadCompute()
     try:
         several = config.model_copy(update={"device": device})
-        async with learner_of(several, "a", compute, lambda text: None) as built:
+        text = TextInMemory(
+            corpus=load_corpus(config.data), seed=0, peer_id="a", validation_tokens=256
+        )
+        async with learner_of(several, text, "a", compute, lambda text: None) as built:
             yield built, compute
     finally:
         compute.close()
