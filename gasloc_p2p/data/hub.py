@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import msgspec
-from fsspec.utils import glob_translate
 from huggingface_hub import HfApi, get_session, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -33,6 +32,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported, w
 from gasloc_p2p.core.errors import DataError
 from gasloc_p2p.data.patience import Patience
 from gasloc_p2p.data.shards import NAMED, STREAMED
+from gasloc_p2p.data.subset import find_files, subsets_of, training_files
 
 TIMEOUT_S = 20.0
 """A hub that says nothing for so long is taken to be out."""
@@ -89,7 +89,7 @@ class Hub:
             files: patterns of the files to take instead, `*` within a folder, `**` across.
 
         Raises:
-            DataError: it is not there, not accessible, or holds no such files.
+            DataError: it is not there, not accessible, needs code of its own, or has no such files.
         """
         try:
             validate_repo_id(self.name)
@@ -105,17 +105,14 @@ class Hub:
             )
         )
         found = sorted(sibling.rfilename for sibling in info.siblings or ())
-        patterns = files or _patterns_of(info.card_data, subset)
-        if patterns:
-            wanted = [re.compile(glob_translate(pattern)) for pattern in patterns]
-            names = [name for name in found if any(w.match(name) for w in wanted)]
-        elif subset:
-            names = [name for name in found if name.startswith(subset.rstrip("/") + "/")]
+        if files:
+            names = [name for name in find_files(found, files) if name.endswith(NAMED)]
         else:
-            names = found
-        names = [name for name in names if name.endswith(NAMED if files else STREAMED)]
+            self._refuse_script(found)
+            chosen = training_files(info.card_data, found, subset=subset)
+            names = [name for name in chosen if name.endswith(STREAMED)]
         if not names:
-            has = _configurations(info.card_data)
+            has = () if files else subsets_of(info.card_data)
             raise DataError(
                 f"{self.name} has no documents that this machine can read"
                 + (f" in its subset {subset!r}" if subset else ""),
@@ -124,6 +121,16 @@ class Hub:
                 fix="Name a subset (data.subset) or patterns of files (data.files).",
             )
         return HubListing(commit=str(info.sha), names=tuple(names))
+
+    def _refuse_script(self, names: Sequence[str]) -> None:
+        script = self.name.rpartition("/")[2] + ".py"
+        if script in names:
+            raise DataError(
+                f"{self.name} is loaded by a program of its own, {script}.",
+                why="Programs from a hub are never run, and only this one knows which files to "
+                "read.",
+                fix="Name its files (data.files), or use a copy of it as Parquet.",
+            )
 
     def read_whole(self, path: str, *, revision: str) -> bytes:
         """Return a file.
@@ -337,35 +344,3 @@ def _status_of(error: Exception) -> int | None:
 def _retry_after_s(error: Exception) -> float | None:
     text = getattr(error, "response", None).headers.get("Retry-After", "")  # type: ignore[union-attr]  # its callers have seen a status
     return float(text) if text.isdecimal() else None
-
-
-def _configurations(card: Any) -> list[str]:
-    return [str(found.get("config_name", "")) for found in _configs(card)]
-
-
-def _configs(card: Any) -> list[dict[str, Any]]:
-    configs = card.get("configs") if card is not None else None
-    if not isinstance(configs, list):
-        return []
-    return [config for config in configs if isinstance(config, dict)]
-
-
-def _patterns_of(card: Any, subset: str) -> list[str]:
-    """Return the patterns of the training files that a data set's card gives for a subset."""
-    configs = _configs(card)
-    named = [c for c in configs if c.get("config_name") == (subset or "default")]
-    if not named and not subset:
-        named = [c for c in configs if c.get("default")] or configs[:1]
-    if not named:
-        return []
-    files = named[0].get("data_files")
-    if isinstance(files, str):
-        return [files]
-    patterns: list[str] = []
-    for entry in files if isinstance(files, list) else ():
-        if isinstance(entry, str):
-            patterns.append(entry)
-        elif isinstance(entry, dict) and entry.get("split", "train") == "train":
-            paths = entry.get("path")
-            patterns += [paths] if isinstance(paths, str) else list(paths or ())
-    return patterns

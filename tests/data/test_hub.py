@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from datasets import load_dataset_builder
 
 from gasloc_p2p.core.errors import DataError
 from gasloc_p2p.data.hub import Hub
@@ -13,27 +15,6 @@ from gasloc_p2p.data.patience import LONGEST_PAUSE_S, ClosedError, Patience
 from tests.data.following import following
 from tests.data.hub import COMMIT, MockHub
 from tests.data.texts import write_parquet, write_usual
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[MockHub]:
-    write_usual(tmp_path / "source")
-    write_parquet(tmp_path / "source" / "sample" / "10BT" / "x.parquet", ["small"])
-    write_parquet(tmp_path / "source" / "data" / "test" / "y.parquet", ["test"])
-    (tmp_path / "source" / "README.md").write_text("texts")
-    (tmp_path / "source" / "more.json").write_text('{"text": "more"}')
-    with MockHub(tmp_path / "source").served() as served:
-        yield served
-
-
-def hub_of(served: MockHub, **changes: str) -> Hub:
-    return Hub(
-        name=changes.get("name", served.name),
-        kind=changes.get("kind", "dataset"),
-        patience=Patience(list[str]().append, lambda seconds: None),
-        endpoint=served.endpoint,
-    )
-
 
 PARTS = tuple(f"data/part-{i}.parquet" for i in range(3))
 CONFIGS = [
@@ -47,6 +28,26 @@ CONFIGS = [
     {"config_name": "sample-10BT", "data_files": [{"split": "train", "path": ["sample/10BT/*"]}]},
     {"config_name": "plain", "data_files": "sample/**"},
 ]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[MockHub]:
+    write_usual(tmp_path / "source")
+    write_parquet(tmp_path / "source" / "sample" / "10BT" / "x.parquet", ["small"])
+    write_parquet(tmp_path / "source" / "data" / "test" / "y.parquet", ["test"])
+    (tmp_path / "source" / "README.md").write_text("texts")
+    (tmp_path / "source" / "more.json").write_text('{"text": "more"}')
+    with MockHub(tmp_path / "source", card={"configs": CONFIGS}).served() as served:
+        yield served
+
+
+def hub_of(served: MockHub, **changes: str) -> Hub:
+    return Hub(
+        name=changes.get("name", served.name),
+        kind=changes.get("kind", "dataset"),
+        patience=Patience(list[str]().append, lambda seconds: None),
+        endpoint=served.endpoint,
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,22 +65,85 @@ CONFIGS = [
 def test_which_files_are_read(
     served: MockHub, subset: str, files: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
-    served.card = {"configs": CONFIGS}
     found = hub_of(served).list_documents(revision="main", subset=subset, files=files)
     assert found.names == names
     assert found.commit == COMMIT
 
 
-def test_without_a_card_all_documents_are_read(served: MockHub) -> None:
-    found = hub_of(served).list_documents(revision="main", subset="", files=())
-    assert found.names == (*PARTS, "data/test/y.parquet", "sample/10BT/x.parquet")
+@pytest.mark.parametrize(
+    ("folder", "kept"),
+    [
+        ("data/train-0000{}-of-00002.parquet", "data/validation-00000-of-00001.parquet"),
+        ("train/{}.jsonl", "validation/0.jsonl"),
+        ("texts/train_{}.jsonl.gz", "texts/val_0.jsonl.gz"),
+        ("anything/{}.parquet", "README.md"),
+    ],
+)
+def test_without_a_card_names_tell_what_is_for_training(
+    tmp_path: Path, folder: str, kept: str
+) -> None:
+    names = [folder.format(number) for number in range(2)]
+    for name in (*names, kept):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    with MockHub(tmp_path).served() as served:
+        found = hub_of(served).list_documents(revision="main", subset="", files=())
+    assert list(found.names) == names
+
+
+@pytest.mark.parametrize("subset", ["", "sample-10BT", "plain"])
+def test_a_subset_is_what_the_library_itself_would_load(
+    served: MockHub, tmp_path: Path, subset: str
+) -> None:
+    card = f"---\n{json.dumps(served.card)}\n---\n"
+    (served.folder / "README.md").write_text(card)
+    builder = load_dataset_builder(str(served.folder), subset or None, cache_dir=str(tmp_path))
+    found = hub_of(served).list_documents(revision="main", subset=subset, files=())
+    loaded = [Path(name).relative_to(served.folder) for name in builder.config.data_files["train"]]
+    assert list(found.names) == sorted(name.as_posix() for name in loaded)
 
 
 def test_a_subset_that_is_not_there_is_refused_with_those_that_are(served: MockHub) -> None:
-    served.card = {"configs": CONFIGS}
     with pytest.raises(DataError, match="in its subset 'absent'") as raised:
         hub_of(served).list_documents(revision="main", subset="absent", files=())
     assert "default, sample-10BT, plain" in raised.value.why
+
+
+@pytest.mark.parametrize(
+    ("configs", "subset", "what", "why"),
+    [
+        ([], "", "no split 'train'", "test"),
+        (CONFIGS[1:], "", "none is its default", "sample-10BT, plain"),
+        ([{"config_name": "a", "data_files": 5}], "", "in a known way", "data_files"),
+        (["a"], "", "in a known way", ""),
+        (
+            [{"config_name": "a", "data_files": [{"split": "train", "path": "*"}] * 2}],
+            "",
+            "in a known way",
+            "duplicated",
+        ),
+        ([{"config_name": 1}, {"config_name": 2}], "", "none is its default", "1, 2"),
+        ([{"config_name": "a", "data_files": "/etc/*"}], "", "'/etc/\\*' points out", ""),
+        ([{"config_name": "a", "data_files": "http://x/*.parquet"}], "a", "points out", ""),
+        ([{"config_name": "a", "data_dir": "../.."}], "", "points out", ""),
+    ],
+)
+def test_what_is_unclear_or_elsewhere_is_not_read(
+    served: MockHub, configs: list[object], subset: str, what: str, why: str
+) -> None:
+    served.card = {"configs": configs}
+    with pytest.raises(DataError, match=what) as raised:
+        hub_of(served).list_documents(revision="main", subset=subset, files=())
+    assert why in raised.value.why
+    assert len(served.asked) == 1
+
+
+def test_no_program_of_a_data_set_is_run(served: MockHub) -> None:
+    (served.folder / "texts.py").write_text("raise SystemExit")
+    with pytest.raises(DataError, match=r"program of its own, texts\.py"):
+        hub_of(served).list_documents(revision="main", subset="", files=())
+    found = hub_of(served).list_documents(revision="main", subset="", files=PARTS)
+    assert found.names == PARTS
 
 
 def test_what_waiting_cannot_mend_is_said(served: MockHub) -> None:
