@@ -31,6 +31,8 @@ HUB = "hub:"
 DATA_FOLDER = "data"
 LISTING_FILE = "listing"
 STREAM_FILE = "stream"
+TRAIN_FILE = "text-train"
+VALIDATION_FILE = "text-validation"
 TOKENIZER_FILE = "tokenizer.json"
 HELD_OUT_DOCUMENTS = 0.01
 """Share of the documents of a stream that are kept for validation, unless it is set."""
@@ -146,7 +148,7 @@ def open_text(
     patience = Patience(say, closing.pause)
     tokenizer = load_tokenizer(model, data, folder=folder, patience=patience)
     if not is_streamed(data):
-        corpus = tokenised(load_corpus(data), tokenizer)
+        corpus = _tokenised(load_corpus(data), tokenizer, folder, say)
         _say_bytes_a_token(tokenizer, corpus.validation[: data.validation_tokens].numpy(), say)
         return TextInMemory(
             corpus=corpus,
@@ -201,20 +203,48 @@ def load_tokenizer(
     return tokenizer
 
 
-def tokenised(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
-    """Return a text of bytes as tokens of another kind, documents apart."""
+def _tokenised(
+    corpus: Corpus, tokenizer: Tokenizer, folder: Path, say: Callable[[str], None]
+) -> Corpus:
+    """Return a text of bytes as tokens of another kind, documents apart.
+
+    They are kept in the folder, since a tokenizer takes seconds for every ten megabytes.
+    """
     if isinstance(tokenizer, Bytes):
         return corpus
-
-    def tokens_of(text: torch.Tensor) -> torch.Tensor:
-        documents = text.numpy().tobytes().split(b"\0")
-        return torch.from_numpy(tokenizer.encode(documents).astype("int32"))
-
+    digest = blake3(corpus.digest + tokenizer.digest.encode())
+    train, validation = _kept_tokens(corpus, tokenizer, folder, digest.hexdigest().encode(), say)
     return Corpus(
-        train=tokens_of(corpus.train),
-        validation=tokens_of(corpus.validation),
-        digest=blake3(corpus.digest + tokenizer.digest.encode()).digest(),
+        train=torch.from_numpy(train.astype("int32")),
+        validation=torch.from_numpy(validation.astype("int32")),
+        digest=digest.digest(),
     )
+
+
+def _kept_tokens(
+    corpus: Corpus, tokenizer: Tokenizer, folder: Path, digest: bytes, say: Callable[[str], None]
+) -> tuple[Tokens, Tokens]:
+    """Return the tokens of training and validation text, from the folder if they are there."""
+
+    def tokens_of(text: torch.Tensor) -> Tokens:
+        return tokenizer.encode(text.numpy().tobytes().split(b"\0"))
+
+    made: list[Tokens] = []
+    try:
+        shelf = Shelf(folder)
+        if shelf.read_text(STREAM_FILE) == digest:
+            kept = shelf.load(TRAIN_FILE), shelf.load(VALIDATION_FILE)
+            if kept[0] is not None and kept[1] is not None:
+                return kept[0], kept[1]
+        made = [tokens_of(corpus.train), tokens_of(corpus.validation)]
+        shelf.clear(but=(LISTING_FILE, TOKENIZER_FILE))
+        shelf.write_text(STREAM_FILE, digest)
+        shelf.put(TRAIN_FILE, made[0])
+        shelf.put(VALIDATION_FILE, made[1])
+    except OSError as error:
+        say(f"the tokens of the text could not be kept ({error.strerror or error})")
+    train, validation = made or (tokens_of(corpus.train), tokens_of(corpus.validation))
+    return train, validation
 
 
 def training_documents(

@@ -31,6 +31,9 @@ class MockHub:
         down: answers 503 to everything while it is set.
         asked: the paths of all requests, in order.
         awake: ends dribbling.
+        cdn: the address that hands out the files in place of this one; empty: none does.
+        renamed: what the data set was called before.
+        tokens: the Authorization of each request, or None.
     """
 
     folder: Path
@@ -41,6 +44,9 @@ class MockHub:
     down: bool = False
     asked: list[str] = field(default_factory=list)
     awake: threading.Event = field(default_factory=threading.Event)
+    cdn: str = ""
+    renamed: str = ""
+    tokens: list[str | None] = field(default_factory=list)
     endpoint: str = ""
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -91,11 +97,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hub = self.served
         hub.asked.append(self.path)
+        hub.tokens.append(self.headers.get("Authorization"))
         if hub.down:
             return self._refuse(503)
+        if hub.renamed and hub.renamed in self.path:
+            there = self.path.replace(hub.renamed, hub.name)
+            return self._send(307, b"", {"Location": there})
+        if hub.cdn and "/resolve/" in self.path:
+            return self._send(302, b"", {"Location": f"{hub.cdn}{self.path}?signed=1"})
         if match := re.match(rf"/api/datasets/{hub.name}/revision/(.+)", self.path):
             return self._listing(match[1])
-        if match := re.match(rf"(?:/datasets)?/{hub.name}/resolve/[^/]+/(.+)", self.path):
+        if match := re.match(rf"(?:/datasets)?/{hub.name}/resolve/[^/]+/([^?]+)", self.path):
             return self._file(hub.folder / match[1])
         return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
 

@@ -192,6 +192,34 @@ def test_files_are_read_from_any_place(served: MockHub) -> None:
         assert file.read(4) == data[7:11]
 
 
+def test_another_host_hands_out_the_files(served: MockHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    data = (served.folder / PARTS[0]).read_bytes()
+    with MockHub(served.folder).served() as cdn:
+        served.cdn = cdn.endpoint
+        cdn.script.extend(["ok", "cut", "503", "ok"])
+        with hub_of(served).open(PARTS[0], revision=COMMIT) as file:
+            file.seek(3)
+            assert file.read() == data[3:]
+    assert cdn.done == ["ok", "cut", "503", "ok"]
+    assert served.done == []
+    assert set(served.tokens) == {"Bearer hf_secret"}
+    assert set(cdn.tokens) == {None}
+    assert all("signed=1" in path for path in cdn.asked)
+
+
+def test_a_data_set_that_was_renamed_is_found(
+    served: MockHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    served.renamed = "someone/before"
+    hub = hub_of(served, name=served.renamed)
+    assert hub.list_documents(revision="main", subset="", files=()).names == PARTS
+    served.script.extend(["cut", "ok"])
+    assert hub.read_whole(PARTS[0], revision=COMMIT) == (served.folder / PARTS[0]).read_bytes()
+    assert set(served.tokens) == {"Bearer hf_secret"}
+
+
 def test_pauses_double_up_to_a_minute_and_heed_the_hub() -> None:
     pauses: list[float] = []
     said: list[str] = []

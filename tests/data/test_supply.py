@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -16,7 +16,7 @@ from gasloc_p2p.core.errors import DataError
 from gasloc_p2p.data.feed import Closing, Feed
 from gasloc_p2p.data.overlap import overlap, units_trained_on
 from gasloc_p2p.data.supply import load_text, open_text
-from gasloc_p2p.data.tokens import END_OF_TEXT, Bytes, Pieces, train_tokenizer
+from gasloc_p2p.data.tokens import END_OF_TEXT, Bytes, Pieces, Tokens, train_tokenizer
 from gasloc_p2p.train.learner import build_learner
 from gasloc_p2p.train.samples import Supply, Text
 from gasloc_p2p.train.settings import DataConfig, InnerConfig, ModelConfig
@@ -144,6 +144,36 @@ def test_a_tokenizer_of_one_s_own(tmp_path: Path, tokenizer: str, streamed: bool
         ModelConfig(tokenizer="file"), data, InnerConfig(), seed=1, peer_id="a", text=text
     )
     assert learner.validation_loss() == pytest.approx(torch.log(torch.tensor(300.0)), abs=1.0)
+
+
+def test_a_text_is_tokenised_once(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, source, home = tmp_path / "tokenizer.json", tmp_path / "text.txt", tmp_path / "home"
+    file.write_text(tokenizer)
+    source.write_text("".join(documents(0)))
+    data = DataConfig(path=str(source), tokenizer_file=str(file), validation_tokens=64)
+    encoded: list[int] = []
+    encode = Pieces.encode
+
+    def counted(pieces: Pieces, texts: Sequence[bytes]) -> Tokens:
+        encoded.append(len(texts))
+        return encode(pieces, texts)
+
+    monkeypatch.setattr(Pieces, "encode", counted)
+    model = ModelConfig(tokenizer="file")
+    first = drawn(opened(home, data, model)[0])
+    assert len(encoded) == 2
+    assert torch.equal(drawn(opened(home, data, model)[0]), first)
+    assert len(encoded) == 2
+    (home / "text-train").write_bytes(b"torn")
+    assert torch.equal(drawn(opened(home, data, model)[0]), first)
+    source.write_text("".join(documents(1)))
+    assert not torch.equal(drawn(opened(home, data, model)[0]), first)
+    assert len(encoded) == 6
+    supply, said = opened(file, data, model)
+    assert any("could not be kept" in told for told in said)
+    assert len(drawn(supply)) == len(first)
 
 
 def test_another_tokenizer_than_the_run_s_is_refused(tmp_path: Path, tokenizer: str) -> None:
