@@ -102,8 +102,9 @@ class Pieces:
         parts: list[Tokens] = []
         for document in documents:
             text = document.decode("utf-8", "replace")
-            ids = self._pieced.encode(text, add_special_tokens=False).ids
-            parts.append(np.array([*ids, self._end], dtype=self._dtype))
+            # Unlike `encode`, this lets other threads go on, such as that of the event loop.
+            (encoded,) = self._pieced.encode_batch_fast([text], add_special_tokens=False)
+            parts.append(np.array([*encoded.ids, self._end], dtype=self._dtype))
         return np.concatenate(parts) if parts else np.empty(0, dtype=self._dtype)
 
     def to_json(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -223,6 +225,20 @@ def test_tokens_stand_for_the_text(tokenizer: str) -> None:
     assert tokens.dtype.itemsize == 2
     assert Bytes().encode(texts).tobytes() == b"".join(text + b"\0" for text in texts)
     assert not len(pieces.encode([]))
+
+
+def test_other_threads_go_on_while_a_long_document_becomes_tokens(tokenizer: str) -> None:
+    pieces = Pieces(tokenizer.encode(), source="x")
+    text = " ".join(documents(0)).encode() * 200
+    thread = threading.Thread(target=pieces.encode, args=([text],))
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        turns += 1
+        time.sleep(0)
+    thread.join()
+    # A call that keeps the interpreter to itself leaves a handful.
+    assert turns > 200
 
 
 def test_simulations_refuse_documents(tmp_path: Path) -> None:
