@@ -26,8 +26,8 @@ testnet: $(INSTALLED)
 
 test: SLOW := and not slow
 test test-all: $(INSTALLED)
-	$(BIN)/python -m pytest tests/core --cov=gasloc_p2p.core --cov-branch --cov-fail-under=100
-	$(BIN)/python -m pytest -n 2 --ignore=tests/core -m 'not p2p $(SLOW)'
+	$(BIN)/python -m pytest -n 2 tests/core -m 'not p2p $(SLOW)' --cov=gasloc_p2p.core --cov-branch --cov-fail-under=100
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/core -m 'not p2p $(SLOW)'
 	$(BIN)/python -m pytest --ignore=tests/core -m 'p2p $(SLOW)'
 
 lint: $(INSTALLED)

@@ -14,7 +14,7 @@ from gasloc_p2p.bench.partners import DISTANCE, draw_partners
 from gasloc_p2p.core.codecs import CODECS, codec_named
 from gasloc_p2p.core.errors import ConfigError
 
-from .test_cli import assert_explained, gasloc
+from .test_cli import assert_explained, gasloc, gasloc_process
 
 CHUNK_BYTES = 16_384
 ELEMENTS = 100_001
@@ -78,7 +78,7 @@ def test_repairs_are_counted_and_taken(name: str, bits: int) -> None:
 def test_json_has_the_names_that_are_documented(tmp_path: Path) -> None:
     (tmp_path / "half.py").write_text(EXTENSION)
     extension = f"node.extensions={tmp_path / 'half.py'}"
-    result = gasloc("bench", "codec", "--format", "json", "--set", extension)
+    result = gasloc_process("bench", "codec", "--format", "json", "--set", extension)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert set(found) == {"codecs", "machine"}

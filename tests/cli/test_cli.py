@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 
+from gasloc_p2p.cli import main
 from gasloc_p2p.core.errors import (
     ConfigError,
     DataError,
@@ -27,16 +31,41 @@ COMMANDS = ("testnet", "simulate", "study", "start", "join", "bootstrap", "confi
 FAST = ("--rounds", "1", "--local-steps", "1", "--set", "data.validation_tokens=64")
 
 
+def clean_environment() -> dict[str, str]:
+    """Return the environment without settings of this project."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("GASLOC_")}
+
+
 def gasloc(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a `gasloc` command to its end."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("GASLOC_")}
+    """Run a `gasloc` command to its end in this process, which has imported torch already."""
+    out, err, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
+    kept = dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["gasloc", *arguments])
+        os.environ.clear()
+        os.environ.update(clean_environment(), **environment)
+        try:
+            main()
+            code: object = 0
+        except SystemExit as ending:
+            code = ending.code
+        finally:
+            os.environ.clear()
+            os.environ.update(kept)
+            torch.set_num_threads(threads)
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(list(arguments), code, out.getvalue(), err.getvalue())
+
+
+def gasloc_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a `gasloc` command to its end in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "gasloc_p2p", *arguments],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
-        env={**clean, **environment},
+        env={**clean_environment(), **environment},
     )
 
 
@@ -83,7 +112,7 @@ def test_every_command_explains_itself(command: str) -> None:
 
 
 def test_the_version_is_shown() -> None:
-    result = gasloc("--version")
+    result = gasloc_process("--version")
     assert result.returncode == 0
     assert result.stdout.strip() == "gasloc 0.1.0"
 
@@ -126,7 +155,7 @@ def test_an_unstable_outer_step_is_refused_with_values_that_work() -> None:
 
 
 def test_a_swarm_of_nodes_cannot_run_ddp() -> None:
-    refused = gasloc("testnet", "--algorithm", "ddp", "--peers", "2")
+    refused = gasloc_process("testnet", "--algorithm", "ddp", "--peers", "2")
     assert_explained(refused, ConfigError, "--algorithm ddp", "gasloc simulate")
 
 
@@ -172,7 +201,7 @@ def test_an_identity_in_use_is_named(tmp_path: Path) -> None:
     file = tmp_path / "identity"
     held = Identity.load_or_create(file)
     try:
-        result = gasloc("bootstrap", "--set", f"net.identity={file}")
+        result = gasloc_process("bootstrap", "--set", f"net.identity={file}")
     finally:
         held.close()
     assert_explained(result, IdentityError, str(file), "in use")
@@ -221,7 +250,7 @@ def test_a_reader_that_has_seen_enough_is_no_defect() -> None:
 def test_settings_come_from_file_environment_and_options_in_this_order(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("[run]\nrounds = 3\nseed = 3\n[inner]\nlr = 0.003\n")
-    result = gasloc(
+    result = gasloc_process(
         *("config", "show", "--config", str(file), "--set", "run.rounds=5"), GASLOC_RUN_SEED="4"
     )
     assert "rounds = 5  (--set)" in result.stdout

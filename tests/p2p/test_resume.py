@@ -27,7 +27,7 @@ def digests(report: SwarmReport) -> list[str | None]:
     return [peer.theta_digest for peer in report.peers]
 
 
-@pytest.mark.parametrize("peers", [1, 2])
+@pytest.mark.parametrize("peers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_swarm_killed_as_a_whole_ends_as_if_it_had_not_been(peers: int, tmp_path: Path) -> None:
     arguments = ("--peers", str(peers), "--rounds", "6", "--local-steps", "5", "--seed", "3")
     values = ("data.validation_tokens=1024", "checkpoint.every_rounds=1", "pace.adapt_steps=false")

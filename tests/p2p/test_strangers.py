@@ -19,7 +19,7 @@ from gasloc_p2p.net.network import Libp2pNetwork
 from gasloc_p2p.net.settings import NetConfig
 from gasloc_p2p.node.dialling import EXCHANGE_PROTOCOL
 from gasloc_p2p.node.events import Invitation, Notice
-from tests.cli.test_cli import assert_explained, gasloc
+from tests.cli.test_cli import assert_explained, gasloc_process
 from tests.p2p.real import RealNode, real_swarm, stop_process
 
 pytestmark = [pytest.mark.p2p, pytest.mark.timeout(180)]
@@ -96,7 +96,7 @@ async def test_an_invite_with_a_foreign_manifest_is_explained(tmp_path: Path) ->
         entry = await swarm.bootstrap()
         invite = Invite(run_id="nobodys", bootstrap=tuple(entry), digest=bytes(32)).encode()
         result = await asyncio.to_thread(
-            gasloc,
+            gasloc_process,
             *("join", invite, "--set", f"node.home={tmp_path / 'joiner'}"),
             *("--set", "net.listen=/ip4/127.0.0.1/tcp/0"),
         )
@@ -122,7 +122,7 @@ async def test_an_invite_is_good_before_its_founder_has_a_model(tmp_path: Path) 
 def test_an_unreachable_bootstrap_is_named_with_its_reason(tmp_path: Path) -> None:
     peer = Identity.derived(seed=99, index=0).peer_id
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{peer}"
-    result = gasloc(
+    result = gasloc_process(
         "start",
         *("--set", f"net.bootstrap={address}", "--set", f"node.home={tmp_path}"),
         *("--set", "net.join_attempts=1", "--set", "net.listen=/ip4/127.0.0.1/tcp/0"),

@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import psutil
@@ -24,6 +26,8 @@ pytestmark = [pytest.mark.p2p, pytest.mark.timeout(300)]
 
 QUICK = ("--rounds", "4", "--local-steps", "5", "--set", "data.validation_tokens=1024")
 GONE_S = 20.0
+
+RunTestnet: TypeAlias = Callable[[int, str], tuple[SwarmReport, Path]]
 
 
 def environment() -> dict[str, str]:
@@ -50,18 +54,36 @@ def run_and_report(folder: Path, command: str, *arguments: str) -> tuple[SwarmRe
     return msgspec.json.decode(file.read_bytes(), type=SwarmReport), result.stdout
 
 
+def small(peers: int, topology: str) -> tuple[str, ...]:
+    """Return the arguments of a run that takes seconds."""
+    # How many steps real peers do otherwise follows from how busy this machine is.
+    same = ("--set", "pace.adapt_steps=false")
+    return ("--peers", str(peers), "--topology", topology, "--seed", "3", *QUICK, *same)
+
+
+@pytest.fixture(scope="module")
+def run_testnet(tmp_path_factory: pytest.TempPathFactory) -> RunTestnet:
+    """Return a function that runs a swarm, once for all tests: its report and its kept files."""
+
+    @cache
+    def run(peers: int, topology: str) -> tuple[SwarmReport, Path]:
+        folder = tmp_path_factory.mktemp("testnet")
+        keep = folder / "kept"
+        report = run_report(folder, "testnet", *small(peers, topology), "--keep", str(keep))
+        return report, keep
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("peers", "topology"),
     [(4, "pairs"), (3, "complete"), pytest.param(5, "ring", marks=pytest.mark.slow)],
 )
 def test_a_real_swarm_equals_a_simulated_one_bit_for_bit(
-    peers: int, topology: str, tmp_path: Path
+    peers: int, topology: str, run_testnet: RunTestnet, tmp_path: Path
 ) -> None:
-    # How many steps real peers do otherwise follows from how busy this machine is.
-    same = ("--set", "pace.adapt_steps=false")
-    arguments = ("--peers", str(peers), "--topology", topology, "--seed", "3", *QUICK, *same)
-    real = run_report(tmp_path, "testnet", *arguments)
-    simulated = run_report(tmp_path, "simulate", *arguments)
+    real, _ = run_testnet(peers, topology)
+    simulated = run_report(tmp_path, "simulate", *small(peers, topology))
     assert [p.theta_digest for p in real.peers] == [p.theta_digest for p in simulated.peers]
     assert None not in {p.theta_digest for p in real.peers}
     assert [p.edges for p in real.peers] == [p.edges for p in simulated.peers]
@@ -73,12 +95,11 @@ def test_a_real_swarm_equals_a_simulated_one_bit_for_bit(
         assert {p.edges.applied for p in real.peers} == {9}
 
 
-def test_kept_files_hold_what_the_report_says(tmp_path: Path) -> None:
-    keep = tmp_path / "kept"
-    run_report(tmp_path, "testnet", "--peers", "2", *QUICK, "--keep", str(keep))
+def test_kept_files_hold_what_the_report_says(run_testnet: RunTestnet) -> None:
+    _, keep = run_testnet(3, "complete")
     for name in ("bootstrap.log", "peer-0.log", "founder.toml", "joiner.toml"):
         assert (keep / name).is_file()
-    for index in (0, 1):
+    for index in range(3):
         home = keep / f"peer-{index}"
         assert (home / "identity").stat().st_mode & 0o777 == 0o600
         assert (home / "theta.safetensors").is_file()

@@ -57,24 +57,19 @@ def split_swarm(away: int, *, slow: range, pace: str) -> list[SimulatedPeer]:
     return in_virtual_time(main)
 
 
-@pytest.mark.parametrize("pace", ["steps", "seconds"])
 @pytest.mark.parametrize(
-    ("away", "slow"),
+    ("away", "slow", "pace"),
     [
-        (3, range(3)),
-        (3, range(3, 6)),
-        (1, range(1)),
-        (1, range(1, 6)),
-        (2, range(2)),
-        (2, range(2, 6)),
-    ],
-    ids=[
-        "half, behind",
-        "half, ahead",
-        "one, behind",
-        "one, ahead",
-        "two, behind",
-        "two, ahead",
+        pytest.param(away, slow, pace, marks=() if pace == quick else pytest.mark.slow, id=name)
+        for pace in ("steps", "seconds")
+        for away, slow, quick, name in (
+            (3, range(3), "steps", f"half, behind-{pace}"),
+            (3, range(3, 6), "seconds", f"half, ahead-{pace}"),
+            (1, range(1), "seconds", f"one, behind-{pace}"),
+            (1, range(1, 6), "steps", f"one, ahead-{pace}"),
+            (2, range(2), "steps", f"two, behind-{pace}"),
+            (2, range(2, 6), "seconds", f"two, ahead-{pace}"),
+        )
     ],
 )
 def test_both_parts_go_on_and_mix_again(away: int, slow: range, pace: str) -> None:

@@ -64,10 +64,10 @@ async def run_and_crash(
     ("count", "every", "topology", "codec"),
     [
         (1, 1, "pairs", "none"),
-        (1, 3, "pairs", "none"),
-        (2, 1, "pairs", "none"),
+        pytest.param(1, 3, "pairs", "none", marks=pytest.mark.slow),
+        pytest.param(2, 1, "pairs", "none", marks=pytest.mark.slow),
         (2, 3, "pairs", "mod4"),
-        (4, 3, "pairs", "none"),
+        pytest.param(4, 3, "pairs", "none", marks=pytest.mark.slow),
         (4, 3, "pairs", "int8"),
         (4, 1, "ring", "none"),
     ],

@@ -54,8 +54,15 @@ def test_the_same_seed_gives_the_same_parameters_and_another_one_does_not() -> N
     assert len(digests) == 6
 
 
-@pytest.mark.parametrize("codec", ["none", "bf16"])
-@pytest.mark.parametrize("rule", ["nesterov", "local"])
+@pytest.mark.parametrize(
+    ("codec", "rule"),
+    [
+        ("none", "nesterov"),
+        ("bf16", "local"),
+        pytest.param("none", "local", marks=pytest.mark.slow),
+        pytest.param("bf16", "nesterov", marks=pytest.mark.slow),
+    ],
+)
 def test_peers_learn_and_come_together(codec: str, rule: str) -> None:
     report = run(
         4,

@@ -17,6 +17,7 @@ import pytest
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.studies.record import read_results
+from tests.cli.test_cli import gasloc
 
 GONE_S = 30.0
 
@@ -91,14 +92,7 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
 
 def refused(*arguments: str) -> str:
     """Return the message of a command that is refused before anything starts."""
-    result = subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=environment(),
-    )
+    result = gasloc("study", *arguments)
     assert result.returncode == ConfigError.exit_code, result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

@@ -23,7 +23,11 @@ from gasloc_p2p.studies.topology import TopologyStudy, expected_contraction
 
 from .tiny import FAST, SHORT, STUDIES, outcomes_of, setup_of, texts
 
-every_study = pytest.mark.parametrize("name", list(STUDIES))
+every_study = pytest.mark.parametrize(
+    # Those of one study share its runs, and so a process.
+    "name",
+    [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in STUDIES],
+)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.testing.__main__ import main
 from gasloc_p2p.testing.chaos import Case, ChaosFailure
 
-QUICK_SEEDS, SEEDS = 8, 200
+QUICK_SEEDS, SEEDS = 4, 200
 QUICK_NANO_SEEDS, NANO_SEEDS = 0, 3
 
 NEVER_GIVES_UP = """
