@@ -71,8 +71,13 @@ async def test_a_killed_peer_leaves_every_roster_at_the_same_round(tmp_path: Pat
     assert views[0][10] == 3
     for node in others:
         assert {kind for kind, _ in node.edges()[15]} == {"applied"}
-        lost = [kind for edges in node.edges().values() for kind, _ in edges if kind != "applied"]
-        assert lost, "its neighbours have lost edges to it"
+    # A ring is drawn anew in each round, and one of the three may never have been next to it.
+    lost = [
+        node
+        for node in others
+        if any(kind != "applied" for edges in node.edges().values() for kind, _ in edges)
+    ]
+    assert len(lost) >= 2, "its neighbours have lost edges to it"
 
 
 async def test_two_runs_on_one_bootstrap_do_not_disturb_each_other(tmp_path: Path) -> None:
