@@ -122,6 +122,9 @@ class Feed:
             with self._changed:
                 while not (self._is_there(windows) or self._failure or self._closing.closed):
                     self._changed.wait()
+                if self._failure and self._stream.shards.local:
+                    # Unlike a hub, a person at this machine can mend it at once.
+                    raise self._failure
                 if not self._is_there(windows):
                     raise self._failure or ClosedError
                 tokens = self._take(self.next_sample * self._length, count)

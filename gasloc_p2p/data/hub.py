@@ -312,6 +312,14 @@ class HubShards:
         """The commit."""
         return self.listing.commit
 
+    @property
+    def local(self) -> bool:
+        """No: what is read comes from the hub."""
+        return False
+
+    def check(self, name: str) -> None:
+        """Do nothing: a commit never changes."""
+
     def open(self, name: str) -> BinaryIO:
         """Open a shard.
 

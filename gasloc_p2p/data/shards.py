@@ -21,6 +21,7 @@ class Shards(Protocol):
     Attributes:
         names: sorted; the same at every peer with the same data.
         version: changes when what lies under the names does.
+        local: whether they lie on this machine, so that they are at hand at any time.
     """
 
     @property
@@ -28,6 +29,18 @@ class Shards(Protocol):
 
     @property
     def version(self) -> str: ...
+
+    @property
+    def local(self) -> bool: ...
+
+    def check(self, name: str) -> None:
+        """Raise if a shard is no longer what it was when its run began.
+
+        Raises:
+            DataError: it has changed.
+            OSError: it is gone.
+        """
+        ...
 
     def open(self, name: str) -> BinaryIO:
         """Open a shard for reading and seeking.
@@ -46,6 +59,8 @@ class LocalShards:
         DataError: there is none.
     """
 
+    local = True
+
     def __init__(self, path: Path) -> None:
         self._root = path if path.is_dir() else path.parent
         self.names: Sequence[str] = _documents_below(path) if path.is_dir() else [path.name]
@@ -56,14 +71,39 @@ class LocalShards:
                 fix="Point data.path at JSON Lines or Parquet files.",
             )
         try:
-            sizes = [(self._root / name).stat().st_size for name in self.names]
+            self._noted = {name: self._note(name) for name in self.names}
         except OSError as error:
             raise DataError(
                 f"The documents in {path} cannot be read.",
                 why=str(error),
                 fix="Make them readable, or point data.path at other files.",
             ) from error
-        self.version = " ".join(map(str, sizes))
+        # Without the times, so that a copy of the same files goes on with their stream.
+        self.version = " ".join(str(self._noted[name][0]) for name in self.names)
+
+    def check(self, name: str) -> None:
+        """Raise if a file has changed since this was made.
+
+        Raises:
+            DataError: it has.
+            OSError: it is gone.
+        """
+        (size, changed_ns), (size_now, changed_now_ns) = self._noted[name], self._note(name)
+        if (size, changed_ns) == (size_now, changed_now_ns):
+            return
+        raise DataError(
+            f"{name} has changed while the run lasts.",
+            why=f"It had {size} bytes when the node started, and has {size_now}."
+            if size != size_now
+            else "It was written to after the node had started.",
+            fix="Put it back as it was, or remove the folder `data` in the node's home to begin "
+            "with the text as it is; then start again.",
+        )
+
+    def _note(self, name: str) -> tuple[int, int]:
+        """Return size and time of the last change, in nanoseconds."""
+        status = (self._root / name).stat()
+        return status.st_size, status.st_mtime_ns
 
     def open(self, name: str) -> BinaryIO:
         """Open a shard."""

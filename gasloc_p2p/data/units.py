@@ -47,14 +47,17 @@ class Units:
         """Return the documents of a unit as UTF-8; None when the shard has no such unit.
 
         Raises:
-            DataError: the shard cannot be read, is damaged, or its documents have no such field.
+            DataError: the shard cannot be read, is damaged, has changed, or its documents have no
+                such field.
         """
         try:
+            self._shards.check(shard)
             if self._next != (shard, unit):
                 self.close()
                 self._file = self._shards.open(shard)
                 self._units = self._open(self._file, shard, unit)
             documents = next(self._units, None)
+            self._shards.check(shard)
         except (pa.ArrowException, zlib.error, gzip.BadGzipFile, EOFError) as error:
             self.close()
             raise DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from gasloc_p2p.train.samples import Samples
 from gasloc_p2p.train.settings import InnerConfig
 from tests.data.following import HELD_OUT, LENGTH, WINDOWS, following, same
 from tests.data.hub import MockHub
-from tests.data.texts import SHARDS, documents, write_parquet, write_usual
+from tests.data.texts import SHARDS, documents, write_json_lines, write_parquet, write_usual
 
 BATCHES = 30
 """More than once through the usual data set."""
@@ -285,6 +286,42 @@ def test_text_that_has_changed_ends_the_training(source: Path, tmp_path: Path) -
         peer.windows(10)
     assert last.unit
     assert "begin with the text as it is" in raised.value.fix
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("harm", ["cut", "rewritten", "gone"])
+def test_a_file_that_changes_while_it_is_read_again_and_again_ends_the_training(
+    tmp_path: Path, files: int, harm: str
+) -> None:
+    source = tmp_path / "source"
+    for shard in range(files):
+        write_json_lines(source / f"{shard}.jsonl", documents(shard))
+    # Such a file is a single unit, so that no part of it is ever missing.
+    with following(source, tmp_path / "home", limit_bytes=10_000) as peer:
+        peer.windows(5)
+        path = source / "0.jsonl"
+        text = path.read_bytes()
+        if harm == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(text[:1000] if harm == "cut" else text.replace(b"a", b"b"))
+            os.utime(path, ns=(1, 1))
+        words = "cannot be read" if harm == "gone" else r"0\.jsonl has changed"
+        with pytest.raises(DataError, match=words) as raised:
+            peer.windows(300)
+    assert ("1000" in raised.value.why) == (harm == "cut")
+
+
+def test_a_file_that_changes_ends_the_training_before_the_buffer_is_used_up(tmp_path: Path) -> None:
+    source = tmp_path / "source" / "a.jsonl"
+    write_json_lines(source, documents(0))
+    with following(source, tmp_path / "home", limit_bytes=200_000) as peer:
+        peer.windows(1)
+        source.write_bytes(b"")
+        with pytest.raises(DataError, match="has changed"):
+            peer.windows(10_000)
+        read = sum(entry.tokens for entry in peer.shelf.entries)
+        assert peer.feed.next_sample * LENGTH < read - 50_000
 
 
 def test_nothing_but_empty_documents_ends_the_training(tmp_path: Path) -> None:
