@@ -34,6 +34,8 @@ STREAM_FILE = "stream"
 TRAIN_FILE = "text-train"
 VALIDATION_FILE = "text-validation"
 TOKENIZER_FILE = "tokenizer.json"
+LOCAL_BUFFER_MB = 16
+"""Most that is read ahead of files on this machine, which are never out."""
 HELD_OUT_DOCUMENTS = 0.01
 """Share of the documents of a stream that are kept for validation, unless it is set."""
 
@@ -104,12 +106,14 @@ class StreamedText:
         Raises:
             DataError: there is too little held-out text.
         """
+        local = self.stream.shards.local
+        buffer_mb = min(self.data.buffer_mb, LOCAL_BUFFER_MB) if local else self.data.buffer_mb
         return Supply(
             samples=Feed(
                 stream=self.stream,
                 shelf=self.shelf,
                 sequence_length=sequence_length,
-                limit_bytes=self.data.buffer_mb << 20,
+                limit_bytes=buffer_mb << 20,
                 say=self.say,
                 closing=self.closing,
             ),
@@ -188,6 +192,14 @@ def load_tokenizer(
         return Bytes()
     if model.tokenizer == "file":
         source = data.tokenizer_file
+        if not source:
+            raise DataError(
+                "This run has a tokenizer of its own, and data.tokenizer_file is not set.",
+                why="model.tokenizer is `file`: its tokens are those of a file that every peer "
+                "has, and this one does not know where it lies.",
+                fix="Name the tokenizer.json that the founder uses: --set data.tokenizer_file=FILE "
+                "(a founder makes one with `gasloc tokenizer train FILE`).",
+            )
         tokenizer = Pieces(read_tokenizer(source), source=source)
     else:
         source = model.tokenizer

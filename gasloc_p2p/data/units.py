@@ -10,6 +10,7 @@ import itertools
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ class Units:
         self._shards = shards
         self._field = field
         self._say = say
+        self._told: set[str] = set()
         self._next = ("", 0)
         self._units: Iterator[list[bytes]] = iter(())
         self._file: BinaryIO | None = None
@@ -63,7 +65,9 @@ class Units:
             raise DataError(
                 f"{shard} is damaged.",
                 why=str(error),
-                fix="Fetch it again, or leave it out (data.files).",
+                fix="Put a whole copy in its place, or take it away."
+                if self._shards.local
+                else "See whether the hub has a whole one by now, or leave it out (data.files).",
             ) from error
         except OSError as error:
             self.close()
@@ -102,8 +106,14 @@ class Units:
             return _parquet_units(file, shard, self._field, first)
         if shard.endswith(".gz"):
             plain = cast("BinaryIO", gzip.GzipFile(fileobj=file))
-            return _json_units(plain, shard, self._field, first, self._say, seek=_read_past)
-        return _json_units(file, shard, self._field, first, self._say, seek=_seek)
+            return _json_units(plain, shard, self._field, first, self._tell, seek=_read_past)
+        return _json_units(file, shard, self._field, first, self._tell, seek=_seek)
+
+    def _tell(self, shard: str, lines: str) -> None:
+        """Say which lines of a shard are skipped, once however often it is read."""
+        if shard not in self._told:
+            self._told.add(shard)
+            self._say(f"{lines} have no text under {self._field!r} and are skipped")
 
 
 def _parquet_units(file: BinaryIO, shard: str, field: str, first: int) -> Iterator[list[bytes]]:
@@ -144,7 +154,7 @@ def _json_units(
     shard: str,
     field: str,
     first: int,
-    say: Callable[[str], None],
+    tell: Callable[[str, str], None],
     *,
     seek: Callable[[BinaryIO, int], None],
 ) -> Iterator[list[bytes]]:
@@ -153,21 +163,21 @@ def _json_units(
         # A line that begins at the very border belongs to the unit behind it.
         seek(file, begins - 1)
         begins += len(_line(file, shard)) - 1
-    unit, documents, bad, lines = first, list[bytes](), 0, 0
+    unit, documents, before = first, list[bytes](), 0
+    seen = _Seen(shard=shard, field=field, first=first)
     while line := _line(file, shard):
         while begins // UNIT_BYTES > unit:
-            _refuse_other_fields(shard, field, lines=lines, bad=bad, say=say)
+            seen.judge(tell)
             yield documents
-            unit, documents, bad, lines = unit + 1, [], 0, 0
+            unit, documents, before = unit + 1, [], seen.lines
         begins += len(line)
+        seen.numbered += 1
         if not line.strip():
             continue
-        text = _text_of(line, field)
-        lines, bad = lines + 1, bad + (text is None)
-        if text:
+        if text := seen.text_of(line):
             documents.append(text)
-    _refuse_other_fields(shard, field, lines=lines, bad=bad, say=say)
-    if lines:
+    seen.judge(tell)
+    if seen.lines > before:
         yield documents
 
 
@@ -182,27 +192,68 @@ def _line(file: BinaryIO, shard: str) -> bytes:
     return line
 
 
-def _text_of(line: bytes, field: str) -> bytes | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
+@dataclass(kw_only=True, slots=True)
+class _Seen:
+    """What the lines of a shard held, from unit `first` on."""
+
+    shard: str
+    field: str
+    first: int
+    numbered: int = 0
+    lines: int = 0
+    bad: int = 0
+    first_bad: int = 0
+    keys: list[str] | None = None
+
+    def text_of(self, line: bytes) -> bytes | None:
+        """Return the text in a line, the next one; None when it has none."""
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        self.lines += 1
+        if isinstance(row, dict):
+            if self.keys is None:
+                self.keys = [key for key, value in row.items() if isinstance(value, str)]
+            if isinstance(text := row.get(self.field), str):
+                # JSON can write half a surrogate pair, which is no text.
+                return text.encode("utf-8", "replace")
+        self.bad += 1
+        self.first_bad = self.first_bad or self.numbered
         return None
-    text = row.get(field) if isinstance(row, dict) else None
-    # JSON can write half a surrogate pair, which is no text.
-    return text.encode("utf-8", "replace") if isinstance(text, str) else None
 
+    def judge(self, tell: Callable[[str, str], None]) -> None:
+        """Tell of lines without text.
 
-def _refuse_other_fields(
-    shard: str, field: str, *, lines: int, bad: int, say: Callable[[str], None]
-) -> None:
-    if bad and bad == lines:
-        raise _no_field(shard, field, ())
-    if bad:
-        say(f"{bad} of {lines} lines in a part of {shard} have no text under {field!r}")
+        Raises:
+            DataError: the shard begins with a whole unit of them.
+        """
+        if not self.bad:
+            return
+        if self.first:
+            where = f"{self.shard} from byte {self.first * UNIT_BYTES} on"
+            tell(self.shard, f"{self.bad} of {self.lines} lines of {where}")
+            return
+        if self.bad == self.lines:
+            raise self._refused()
+        tell(
+            self.shard,
+            f"{self.bad} of the first {self.lines} lines of {self.shard} (line {self.first_bad} is "
+            "the first of them)",
+        )
+
+    def _refused(self) -> DataError:
+        if self.keys is not None:
+            return _no_field(self.shard, self.field, self.keys)
+        return DataError(
+            f"{self.shard} is no JSON Lines.",
+            why=f"None of its first {self.lines} lines is a JSON object.",
+            fix="Write one JSON object per line, or give a file of plain text the suffix .txt.",
+        )
 
 
 def _no_field(shard: str, field: str, found: Any) -> DataError:
-    has = f"It has text under: {', '.join(found)}." if found else "No line of it has one."
+    has = f"It has text under: {', '.join(found)}." if found else "It has no text under any name."
     return DataError(
         f"{shard} has no text field {field!r}.",
         why=has,

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from gasloc_p2p.cli import app
 from gasloc_p2p.core.errors import DataError
+from gasloc_p2p.data import supply as supply_module
 from gasloc_p2p.data.feed import Closing, Feed
 from gasloc_p2p.data.overlap import overlap, units_trained_on
 from gasloc_p2p.data.supply import load_text, open_text
@@ -176,6 +178,34 @@ def test_a_text_is_tokenised_once(
     supply, said = opened(file, data, model)
     assert any("could not be kept" in told for told in said)
     assert len(drawn(supply)) == len(first)
+
+
+@pytest.mark.parametrize("digest", ["", "0" * 64])
+def test_a_tokenizer_file_that_is_not_set_is_asked_for(tmp_path: Path, digest: str) -> None:
+    write_parquet(tmp_path / "a.parquet", documents(0))
+    model = ModelConfig(tokenizer="file", tokenizer_digest=digest)
+    with pytest.raises(DataError, match=r"data\.tokenizer_file is not set") as raised:
+        opened(tmp_path / "home", DataConfig(path=str(tmp_path / "a.parquet")), model)
+    assert "--set data.tokenizer_file=FILE" in raised.value.fix
+
+
+@pytest.mark.parametrize(("where", "most_mb"), [("local", 1), ("local", 5000), ("hub", 2)])
+def test_little_is_read_ahead_of_files_on_this_machine(
+    served: MockHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, most_mb: int
+) -> None:
+    monkeypatch.setattr(supply_module, "LOCAL_BUFFER_MB", 1)
+    path = str(served.folder) if where == "local" else f"hub:{served.name}"
+    data = hub_data(served, path=path, buffer_mb=most_mb)
+    limits: list[int] = []
+
+    class Noted(Feed):
+        def __init__(self, **settings: Any) -> None:
+            limits.append(settings["limit_bytes"])
+            super().__init__(**settings)
+
+    monkeypatch.setattr(supply_module, "Feed", Noted)
+    drawn(opened(tmp_path / "home", data)[0])
+    assert limits == [(1 if where == "local" else most_mb) << 20]
 
 
 def test_another_tokenizer_than_the_run_s_is_refused(tmp_path: Path, tokenizer: str) -> None:

@@ -101,7 +101,29 @@ def test_bad_lines_are_skipped_and_told(tmp_path: Path) -> None:
     path, said = tmp_path / "a.jsonl", list[str]()
     path.write_text('{"text": "one"}\nnonsense\n{"text": 3}\n["text"]\n{"text": ""}\n')
     assert read_all(path, say=said) == [[b"one"]]
-    assert said == ["3 of 5 lines in a part of a.jsonl have no text under 'text'"]
+    assert said == [
+        "3 of the first 5 lines of a.jsonl (line 2 is the first of them) have no text under "
+        "'text' and are skipped"
+    ]
+
+
+@pytest.mark.usefixtures("small_units")
+def test_bad_lines_of_a_file_are_told_once_however_often_it_is_read(tmp_path: Path) -> None:
+    text, said = ('{"text": "' + "x" * 80 + '"}\n') * 4, list[str]()
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text(text + "\n" + "nonsense\n" * 80 + text)
+    reader = Units(LocalShards(tmp_path), "text", said.append)
+    laps = [[len(unit) for unit in reader.by_name()] for _ in range(3)]
+    assert laps[0] == laps[1] == laps[2]
+    # Even a unit that holds nothing else is skipped, in a file that has text.
+    assert 0 in laps[0]
+    assert [words.partition(" have ")[0] for words in said] == [
+        f"26 of the first 30 lines of {name} (line 6 is the first of them)"
+        for name in ("a.jsonl", "b.jsonl")
+    ]
+    fresh = Units(LocalShards(tmp_path), "text", said.append)
+    assert fresh.read("a.jsonl", 2) == []
+    assert "lines of a.jsonl from byte 600 on have no text" in said[-1]
 
 
 def test_large_strings_count_as_text_and_numbers_do_not(tmp_path: Path) -> None:
@@ -120,7 +142,8 @@ def test_without_the_field_it_says_which_there_are(tmp_path: Path, name: str) ->
     with pytest.raises(DataError, match="no text field 'text'") as raised:
         read_all(tmp_path / name)
     assert "data.text_field" in raised.value.fix
-    assert ("content" in raised.value.why) == name.endswith(".parquet")
+    assert "content" in raised.value.why
+    assert "id" not in raised.value.why
     assert read_all(tmp_path / name, "content") == [[b"one"]]
 
 
@@ -132,8 +155,17 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, harm: str) -> None:
     write(path, documents(0, 50))
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2] if harm == "cut" else b"other" * 100)
-    with pytest.raises(DataError, match=rf"{name} is damaged"):
+    with pytest.raises(DataError, match=rf"{name} is damaged") as raised:
         read_all(path)
+    assert "data.files" not in raised.value.fix
+
+
+def test_lines_that_are_no_json_are_no_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("Once upon a time\n\n3\n[4]\n")
+    with pytest.raises(DataError, match=r"a\.jsonl is no JSON Lines") as raised:
+        read_all(path)
+    assert "None of its first 3 lines" in raised.value.why
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
