@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import msgspec
-from huggingface_hub import HfApi, get_session, hf_hub_url
+from huggingface_hub import HfApi, constants, get_session, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -102,7 +102,8 @@ class Hub:
         info = self._patiently(
             lambda: HfApi(endpoint=self.endpoint).dataset_info(
                 self.name, revision=revision, timeout=TIMEOUT_S
-            )
+            ),
+            listing=True,
         )
         found = sorted(sibling.rfilename for sibling in info.siblings or ())
         if files:
@@ -205,32 +206,33 @@ class Hub:
                 hf_raise_for_status(response)
             yield response
 
-    def _patiently(self, ask: Callable[[], Any]) -> Any:
+    def _patiently(self, ask: Callable[[], Any], *, listing: bool = False) -> Any:
         """Ask until there is an answer; only what waiting cannot mend is raised."""
+        hub = f"the hub {self.endpoint or constants.ENDPOINT}"
         while True:
             try:
                 answer = ask()
             except _StalledError:
-                self.patience.endure("the hub sends hardly anything; it is asked anew")
+                self.patience.endure(f"{hub} sends hardly anything; it is asked anew")
             except (HTTPError, OSError) as error:
                 status = _status_of(error)
                 if status == 429:
                     self.patience.endure(
-                        "the hub wants fewer requests (429)", asked_s=_retry_after_s(error)
+                        f"{hub} wants fewer requests (429)", asked_s=_retry_after_s(error)
                     )
                 elif status is None:
-                    self.patience.endure("the connection to the hub failed or was cut")
+                    self.patience.endure(f"the connection to {hub} failed or was cut")
                 elif status >= 500 or status == 408:
                     self.patience.endure(
-                        f"the hub is out of order ({status})", asked_s=_retry_after_s(error)
+                        f"{hub} is out of order ({status})", asked_s=_retry_after_s(error)
                     )
                 else:
-                    raise self._refused(error, status) from error
+                    raise self._refused(error, status, listing=listing) from error
             else:
                 self.patience.relax()
                 return answer
 
-    def _refused(self, error: Exception, status: int) -> DataError:
+    def _refused(self, error: Exception, status: int, *, listing: bool) -> DataError:
         page = "datasets/" if self.kind == "dataset" else ""
         if isinstance(error, GatedRepoError):
             return DataError(
@@ -245,9 +247,11 @@ class Hub:
                 why=f"The hub answered {status}.",
                 fix="Correct data.revision, or leave it out.",
             )
-        if isinstance(error, RepositoryNotFoundError) or status in (401, 403):
+        absent = isinstance(error, RepositoryNotFoundError) or (listing and status == 404)
+        if absent or status in (401, 403):
+            kind = "data set" if self.kind == "dataset" else self.kind
             return DataError(
-                f"There is no {self.kind} {self.name} on the hub, or it is private.",
+                f"There is no {kind} {self.name} on the hub, or it is private.",
                 why=f"The hub answered {status}; it does not say which of the two.",
                 fix="Correct the name (OWNER/NAME); for a private one run `hf auth login` or set "
                 "HF_TOKEN.",

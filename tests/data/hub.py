@@ -32,6 +32,7 @@ class MockHub:
         asked: the paths of all requests, in order.
         awake: ends dribbling.
         cdn: the address that hands out the files in place of this one; empty: none does.
+        coded: whether it says in a header why it refuses.
         renamed: what the data set was called before.
         tokens: the Authorization of each request, or None.
     """
@@ -45,6 +46,7 @@ class MockHub:
     asked: list[str] = field(default_factory=list)
     awake: threading.Event = field(default_factory=threading.Event)
     cdn: str = ""
+    coded: bool = True
     renamed: str = ""
     tokens: list[str | None] = field(default_factory=list)
     endpoint: str = ""
@@ -109,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._listing(match[1])
         if match := re.match(rf"(?:/datasets)?/{hub.name}/resolve/[^/]+/([^?]+)", self.path):
             return self._file(hub.folder / match[1])
-        return self._refuse(404, {"X-Error-Code": "RepoNotFound"})
+        return self._refuse(404, {"X-Error-Code": "RepoNotFound"} if hub.coded else {})
 
     def _listing(self, revision: str) -> None:
         hub = self.served

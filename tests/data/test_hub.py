@@ -147,9 +147,11 @@ def test_no_program_of_a_data_set_is_run(served: MockHub) -> None:
 
 
 def test_what_waiting_cannot_mend_is_said(served: MockHub) -> None:
-    with pytest.raises(DataError, match="no dataset nobody/nothing") as raised:
-        hub_of(served, name="nobody/nothing").list_documents(revision="main", subset="", files=())
-    assert "private" in raised.value.what
+    for served.coded in (True, False):
+        absent = hub_of(served, name="nobody/nothing")
+        with pytest.raises(DataError, match="no data set nobody/nothing") as raised:
+            absent.list_documents(revision="main", subset="", files=())
+        assert "private" in raised.value.what
     with pytest.raises(DataError, match="'a/b/c' is no name"):
         hub_of(served, name="a/b/c").list_documents(revision="main", subset="", files=())
     with pytest.raises(DataError, match="no such revision"):
@@ -229,7 +231,7 @@ def test_pauses_double_up_to_a_minute_and_heed_the_hub() -> None:
     assert pauses == [1, 2, 4, 8, 16, 32, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
     patience.relax()
     patience.endure("asked", asked_s=90)
-    assert pauses[-1] == 90
+    assert pauses[-2:] == [60, 30]
     for _ in range(7):
         patience.relax()
         patience.endure("cut")
@@ -240,6 +242,58 @@ def test_pauses_double_up_to_a_minute_and_heed_the_hub() -> None:
         "cut (2 times so far); next try in 1 s",
         "cut (4 times so far); next try in 1 s",
     ]
+
+
+def test_a_trouble_that_lasts_is_told_every_minute() -> None:
+    now_s = 1000.0
+    said: list[str] = []
+
+    def pause(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    patience = Patience(said.append, pause, lambda: now_s)
+    for _ in range(8):
+        patience.endure("out")
+    assert said == [
+        "out; next try in 1 s",
+        "out; 63 s without success so far, next try in 60 s",
+        "out; 123 s without success so far, next try in 60 s",
+    ]
+    patience.relax()
+    said.clear()
+    patience.endure("asked", asked_s=150)
+    patience.endure("asked", asked_s=150)
+    assert [words.rpartition(", ")[0] for words in said[1:]] == [
+        f"asked; {tried} s without success so far" for tried in (60, 120, 210, 270)
+    ]
+    assert "next try in 90 s" in said[1]
+    assert now_s == 1183 + 300
+    # Short troubles, minutes apart, are told less and less often.
+    said.clear()
+    for _ in range(4):
+        patience.relax()
+        pause(500)
+        patience.endure("cut")
+    assert len(said) == 3
+
+
+def test_a_dead_hub_is_named_with_its_address(served: MockHub) -> None:
+    said: list[str] = []
+    closed = ClosedError()
+
+    def pause(seconds: float) -> None:
+        raise closed
+
+    nobody = "http://127.0.0.1:9"
+    for endpoint, words in ((served.endpoint, "out of order"), (nobody, "connection")):
+        hub = hub_of(served)
+        hub.endpoint, hub.patience = endpoint, Patience(said.append, pause)
+        served.down = True
+        with pytest.raises(ClosedError):
+            hub.list_documents(revision="main", subset="", files=())
+        assert endpoint in said[-1]
+        assert words in said[-1]
 
 
 def test_a_closed_feed_ends_its_pause(served: MockHub, tmp_path: Path) -> None:
