@@ -117,6 +117,9 @@ class Feed:
             ClosedError: the feed was closed.
         """
         self._begin(windows)
+        # One file at each step, for small data may wait in the buffer for long before it is read.
+        shards = self._stream.shards
+        shards.check(shards.names[self.next_sample // windows % len(shards.names)])
         count = windows * self._length + 1
         while True:
             with self._changed:

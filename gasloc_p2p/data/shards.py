@@ -37,8 +37,7 @@ class Shards(Protocol):
         """Raise if a shard is no longer what it was when its run began.
 
         Raises:
-            DataError: it has changed.
-            OSError: it is gone.
+            DataError: it has changed, or is gone.
         """
         ...
 
@@ -85,10 +84,17 @@ class LocalShards:
         """Raise if a file has changed since this was made.
 
         Raises:
-            DataError: it has.
-            OSError: it is gone.
+            DataError: it has, or it is gone.
         """
-        (size, changed_ns), (size_now, changed_now_ns) = self._noted[name], self._note(name)
+        size, changed_ns = self._noted[name]
+        try:
+            size_now, changed_now_ns = self._note(name)
+        except OSError as error:
+            raise DataError(
+                f"{name} cannot be read any more.",
+                why=str(error),
+                fix="Put it back as it was, then start again.",
+            ) from error
         if (size, changed_ns) == (size_now, changed_now_ns):
             return
         raise DataError(

@@ -310,6 +310,18 @@ def test_a_file_that_changes_while_it_is_read_again_and_again_ends_the_training(
     assert ("1000" in raised.value.why) == (harm == "cut")
 
 
+async def test_a_change_is_noticed_while_everything_waits_in_the_buffer(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for shard in range(3):
+        write_json_lines(source / f"{shard}.jsonl", documents(shard))
+    with following(source, tmp_path / "home") as peer:
+        await peer.feed.ready(WINDOWS * 50)
+        peer.windows(4)
+        (source / "2.jsonl").write_bytes(b"")
+        with pytest.raises(DataError, match=r"2\.jsonl has changed"):
+            peer.windows(3)
+
+
 async def test_a_file_that_changes_ends_the_training_before_the_buffer_is_used_up(
     tmp_path: Path,
 ) -> None:
