@@ -13,6 +13,7 @@ from gasloc_p2p.core.pace import Pace, SecondsPace, StepsPace
 from gasloc_p2p.core.registry import Registry, is_name
 from gasloc_p2p.core.stability import check_stability
 from gasloc_p2p.core.topology import TOPOLOGIES
+from gasloc_p2p.train.model import preset_length, windows_per_step
 from gasloc_p2p.train.optimizers import INNER_OPTIMIZERS
 from gasloc_p2p.trial import try_codec, try_inner_optimizer, try_rule, try_topology
 
@@ -25,10 +26,13 @@ def found(config: Config, *, now_s: float) -> Manifest:
         now_s: unix seconds; in pace `seconds`, round 0 begins `pace.start_delay_s` later.
 
     Raises:
-        ConfigError: no outer rule, topology or codec has the name that is set.
+        ConfigError: no outer rule, topology or codec has the name that is set, or a step is not a
+            whole number of windows.
         UnstableError: peers would drift apart with this outer step and topology.
     """
     check_outer(config)
+    if not config.model.name:
+        windows_per_step(config.inner, preset_length(config.model))
     founded_s = now_s + config.pace.start_delay_s if config.pace.mode == "seconds" else 0.0
     return Manifest(run_id=config.run.id, founded_s=founded_s, sections=config.shared())
 

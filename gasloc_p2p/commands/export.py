@@ -66,7 +66,7 @@ def export(source: Path, folder: Path, layers: Sequence[Layer]) -> None:
     export_model(built.module, checkpoint.theta, checkpoint.progress.schema_digest, folder)
     if isinstance(tokenizer, Pieces):
         export_tokenizer(tokenizer.to_json(), tokenizer.end_of_text, folder)
-    print(f"wrote the model after {at} rounds of run {manifest.run_id} to {folder}")
+    print(f"wrote the model of run {manifest.run_id}, checkpoint of round {at}, to {folder}")
 
 
 def _home_of(source: Path) -> tuple[Path, Manifest]:

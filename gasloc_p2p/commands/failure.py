@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from gasloc_p2p.extensions import place_of
 
 UNEXPECTED_EXIT_CODE = 1
 BROKEN_PIPE_EXIT_CODE = 141
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What no program can help: a full disk, or one that may not be written to."""
 
 
 def explain(error: BaseException) -> int:
@@ -29,6 +32,11 @@ def explain(error: BaseException) -> int:
             print(f"  [{cause.code}, see docs/errors.md]", file=sys.stderr)
             return cause.exit_code
     cause = next(_leaves(error))
+    if isinstance(cause, OSError) and cause.errno in _OF_THE_DISK:
+        print(f"gasloc: {cause.filename or 'a file'} cannot be used", file=sys.stderr)
+        print(f"  why: {cause.strerror}", file=sys.stderr)
+        print("  fix: make room there, or make it writable, and do the same again", file=sys.stderr)
+        return UNEXPECTED_EXIT_CODE
     place = place_of(cause)
     if place is None:
         print(f"gasloc: unexpected {type(cause).__name__}: {cause}", file=sys.stderr)

@@ -50,6 +50,8 @@ LAST_CHECKPOINT_DEADLINE_S = 5.0
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PERIOD_S = 600.0
 RENEWAL_GRACE_S = 1.0
+UNDER_WAY_ROUNDS = 2
+"""A peer that waits for none of its edges is that far behind the swarm at most, or it jumps."""
 PEERS_TOLD = 32
 """Of so many peers at most their work is shown."""
 
@@ -241,12 +243,13 @@ class Node:
         """
         # That a late edge of the training rounds failed is no reason to skip a closing round.
         ended = [edge for edge in report.edges if not (report.closing and edge.late)]
-        met = bool(ended) or report.under_way > 0
-        kept_up = met and all(edge.kind in MIXED_KINDS for edge in ended)
+        worked = all(edge.kind in MIXED_KINDS for edge in ended)
+        # Edges under way show little: those of before this machine slept hang until their deadline.
+        reach = AHEAD_ROUNDS if ended else UNDER_WAY_ROUNDS if report.under_way else 0
         swarm_round = self._membership.swarm_round()
         peer, stride = self._peer, self._membership.stride()
         last = peer.next_turn(self._round) - 1
-        if kept_up and swarm_round is not None and swarm_round <= last + AHEAD_ROUNDS:
+        if worked and swarm_round is not None and swarm_round <= last + reach:
             swarm_round = None
         following = stride.next_turn(
             peer.pace.next_round(self._round, swarm_round, peer.clock.unix_s())

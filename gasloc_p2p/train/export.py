@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from gasloc_p2p.core.errors import CheckpointError
@@ -21,8 +22,10 @@ def export_model(module: nn.Module, theta: Tensor, schema_digest: bytes, folder:
         folder: made if it is not there.
 
     Raises:
-        CheckpointError: the parameters are those of another architecture.
+        CheckpointError: the parameters are those of another architecture, or the disk is full.
     """
+    from transformers.utils.logging import disable_progress_bar
+
     view = ParameterView(module)
     if view.schema.digest != schema_digest:
         raise CheckpointError(
@@ -32,7 +35,15 @@ def export_model(module: nn.Module, theta: Tensor, schema_digest: bytes, folder:
         )
     view.write(theta)
     saved: Any = module
-    saved.save_pretrained(folder)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
+    try:
+        saved.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the model cannot be written to {folder}",
+            why=str(error),
+            fix="make room there, or name another folder",
+        ) from error
 
 
 def export_tokenizer(tokenizer_json: str, end_of_text: str, folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from blake3 import blake3
+from safetensors import SafetensorError
 from torch import nn
 
 from gasloc_p2p.core.errors import ConfigError
@@ -182,7 +183,7 @@ class NamedModel:
                     trust_remote_code=False,
                     output_loading_info=True,
                 )
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise _unavailable(self.model, self.source, error) from error
         left_out = sorted(found["missing_keys"])
         if left_out:
@@ -219,8 +220,15 @@ def _looks_ahead(module: nn.Module, vocabulary: int) -> bool:
 
 def _unavailable(model: ModelConfig, source: str, error: Exception) -> ConfigError:
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if source != model.name:
+        return ConfigError(
+            f"the model in {source} cannot be read",
+            why=first,
+            fix="see whether all of its files are there and whole, as save_pretrained of "
+            "transformers writes them, or name another device.model_folder",
+        )
     return ConfigError(
-        f"the model {source} cannot be had",
+        f"the model {source} cannot be fetched from the hub",
         why=first,
         fix="check model.name and model.revision, and that it has safetensors files; a model "
         "behind terms needs them accepted on its page, and `hf auth login` or HF_TOKEN here; one "

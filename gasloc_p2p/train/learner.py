@@ -119,13 +119,18 @@ class Learner:
         """Measure what the device can do, so that `utilisation` is known; return that in words."""
         self._peak_flops = measured_peak(self.device)
         return (
-            f"the {self.device.name} multiplies {self.device.precision} matrices at "
-            f"{self._peak_flops / 1e12:.3g} TFLOP/s (measured), which MFU is a part of"
+            f"the {self.device.name} does {self._peak_flops / 1e12:.3g} TFLOP/s in "
+            f"{self.device.precision} (measured); MFU is the part of it that training uses"
         )
 
     def utilisation(self, tokens_per_s: float) -> float | None:
         """Return the model FLOP utilisation at so many tokens a second; None: peak not measured."""
-        return self._flops_per_token * tokens_per_s / self._peak_flops if self._peak_flops else None
+        if not self._peak_flops:
+            return None
+        reached = self._flops_per_token * tokens_per_s
+        # A machine that was busy when the peak was measured can do more than that.
+        self._peak_flops = max(self._peak_flops, reached)
+        return reached / self._peak_flops
 
     def memory_plan(self, *, code_bytes: int, vectors: int = 1) -> MemoryPlan:
         """Return what a node with this learner needs; see `train.memory.memory_plan`."""

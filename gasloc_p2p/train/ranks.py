@@ -77,7 +77,7 @@ class Group:
                 timeout=timedelta(seconds=COMMAND_DEADLINE_S),
             )
         except (RuntimeError, ValueError) as error:
-            raise _apart(error) from error
+            raise _apart() from error
         return cls(rank=rank, size=size)
 
     def tell(self, command: Command, value: float = 0.0) -> None:
@@ -109,7 +109,7 @@ class Group:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
         except RuntimeError as error:
-            raise _apart(error) from error
+            raise _apart() from error
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their sums over all ranks, the same on each, bit for bit.
@@ -122,7 +122,7 @@ class Group:
             for one in under_way:
                 one.wait()
         except RuntimeError as error:
-            raise _apart(error) from error
+            raise _apart() from error
 
     def part(self, windows: Tensor) -> Tensor:
         """Return the windows of a batch that this rank takes."""
@@ -241,10 +241,10 @@ class FollowingLearner(RankedLearner):
         )
 
 
-def _apart(error: Exception) -> DeviceError:
+def _apart() -> DeviceError:
     return DeviceError(
         "the processes of this node lost each other",
-        why=str(error).strip().splitlines()[0],
+        why="one of them ended, killed or out of memory, and its connection broke with it",
         fix="start the node again with the same settings: it goes on from its last checkpoint; "
-        "if it comes back, set device.processes=1 to see what one process says",
+        "if it happens again, see what stands above, or set device.processes=1",
     )

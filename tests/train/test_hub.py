@@ -207,4 +207,4 @@ def test_weights_that_are_missing_are_refused(tmp_path: Path) -> None:
     assert "does not hold all weights" in refused(tmp_path, EXISTING).what
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    assert "cannot be had" in refused(tmp_path, EXISTING).what, "no pickles"
+    assert "cannot be read" in refused(tmp_path, EXISTING).what, "no pickles"
