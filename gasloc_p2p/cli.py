@@ -45,10 +45,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    help="Train a language model together, without a data centre and without a coordinator.\n\n"
-    "Try it on this machine:  gasloc testnet\n\n"
-    "With others: the first one runs `gasloc start` and passes on the invite that it prints; "
-    "everybody else runs `gasloc join INVITE`.",
+    help="Train a language model together, without data centre or coordinator.\n\n"
+    "Try it on this machine with `gasloc testnet`. With others, the first one runs `gasloc start` "
+    "and passes on the invite that it prints; everybody else runs `gasloc join INVITE`.",
 )
 config_app = typer.Typer(no_args_is_help=True, help="Write, check and explain settings.")
 app.add_typer(config_app, name="config")
@@ -77,7 +76,7 @@ def _all_commands(
     pass
 
 
-@app.command("testnet")
+@app.command("testnet", short_help="Run a whole swarm on this machine.")
 def run_testnet(
     peers: Peers = 4,
     rounds: Rounds = None,
@@ -126,7 +125,7 @@ def run_testnet(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(short_help="Run a swarm in one process, on a virtual network.")
 def simulate(
     peers: Peers = 4,
     rounds: Rounds = None,
@@ -163,7 +162,7 @@ def simulate(
     )
 
 
-@app.command()
+@app.command(short_help="Run a named experiment: a table and a plot.")
 def study(
     name: Annotated[
         str,
@@ -210,7 +209,7 @@ def study(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(short_help="Found a run and train in it; prints the invite.")
 def start(config: ConfigFile = None, set_: Set = None, debug: Debug = False) -> None:
     """Found a run and train in it; prints the invite with which others join.
 
@@ -225,7 +224,7 @@ def start(config: ConfigFile = None, set_: Set = None, debug: Debug = False) -> 
     node.start(loaded)
 
 
-@app.command()
+@app.command(short_help="Join a run by its invite and train in it.")
 def join(
     invite: Annotated[str, typer.Argument(help="The invite, or @FILE to read it from a file.")],
     config: ConfigFile = None,
@@ -243,7 +242,7 @@ def join(
     node.join(invite, layers)
 
 
-@app.command()
+@app.command(short_help="Run an entry point for others, without training.")
 def bootstrap(config: ConfigFile = None, set_: Set = None, debug: Debug = False) -> None:
     """Run an entry point that others find each other through; it does not train.
 
@@ -257,7 +256,7 @@ def bootstrap(config: ConfigFile = None, set_: Set = None, debug: Debug = False)
     command.bootstrap(loaded)
 
 
-@app.command()
+@app.command(short_help="Write a checkpoint's model for transformers.")
 def export(
     source: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT", help="A node's home, or a checkpoint in it.")
