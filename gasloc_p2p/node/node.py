@@ -50,7 +50,7 @@ LAST_CHECKPOINT_DEADLINE_S = 5.0
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PERIOD_S = 600.0
 RENEWAL_GRACE_S = 1.0
-UNDER_WAY_ROUNDS = 2
+UNDER_WAY_ROUNDS = 1
 """A peer that waits for none of its edges is that far behind the swarm at most, or it jumps."""
 PEERS_TOLD = 32
 """Of so many peers at most their work is shown."""
