@@ -89,6 +89,8 @@ class Dialling:
             gone.cancel()
         if dialled.cancelled():
             raise DeclinedError(gone.result())
+        # Its connection works both ways, so a knock that fails later on says that it is gone.
+        self._reached.add(partner)
         return dialled.result()
 
     async def _until_hopeless(self, t: int, partner: PeerId) -> Finished:
