@@ -230,7 +230,7 @@ async def test_what_is_left_of_a_cancelled_write_goes_out_before_the_next(
         for data in (half, dropped):
             # Nobody reads, so neither can be sent to its end.
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(8):
+                async with asyncio.timeout(2):
                     await stream.write(data)
         read_on.set()
         await stream.write(last)
