@@ -386,8 +386,9 @@ def main() -> None:
     """Run the command line; errors that a person can mend end in one clear message."""
     debug = "--debug" in sys.argv
     if not debug:
-        # hivemind reads this when it is imported.
+        # The libraries read these when they are imported.
         os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     try:
         app()
     except Exception as error:

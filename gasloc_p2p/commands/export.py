@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gasloc_p2p.commands.home import RUN_FILE, checkpoints_of, kept_manifest
+from gasloc_p2p.commands.model import with_model_here
 from gasloc_p2p.config import Layer, load
 from gasloc_p2p.core.errors import CheckpointError, ConfigError
 from gasloc_p2p.core.manifest import Manifest
@@ -30,7 +31,7 @@ def export(source: Path, folder: Path, layers: Sequence[Layer]) -> None:
 
     Raises:
         CheckpointError: there is no checkpoint, or it cannot be used.
-        DataError: the run's tokenizer is not there.
+        DataError: the run's tokenizer or model is not there.
         ConfigError: `source` belongs to no run, or `folder` is in use.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -61,7 +62,7 @@ def export(source: Path, folder: Path, layers: Sequence[Layer]) -> None:
         config.model,
         seed=config.run.seed,
         vocabulary=tokenizer.vocabulary,
-        folder=config.device.model_folder,
+        folder=with_model_here(config).device.model_folder,
     )
     export_model(built.module, checkpoint.theta, checkpoint.progress.schema_digest, folder)
     if isinstance(tokenizer, Pieces):

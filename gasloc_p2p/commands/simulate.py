@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gasloc_p2p.commands.arguments import check_output_file, make_folder
+from gasloc_p2p.commands.model import with_model_here
 from gasloc_p2p.config import Config
 from gasloc_p2p.display import Display, make_display
 from gasloc_p2p.report import SwarmReport
@@ -36,6 +37,7 @@ def run(
         keep: folder for every peer's report and parameters, laid out as `gasloc testnet` does.
     """
     check_output_file(report_path)
+    config = with_model_here(config)
     if keep is not None:
         make_folder(keep)
     display = make_display(

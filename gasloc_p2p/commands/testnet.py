@@ -22,6 +22,7 @@ from gasloc_p2p.commands.chaos import QUIET_ROUNDS, Chaos, Fault, plan_faults
 from gasloc_p2p.commands.child import Child
 from gasloc_p2p.commands.home import kept_manifest, require_same_run, with_kept_digest
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE, Leave, run_until_asked
+from gasloc_p2p.commands.model import with_model_here
 from gasloc_p2p.commands.simulate import finish, solo_loss
 from gasloc_p2p.config import SHARED_SECTIONS, Config, to_toml
 from gasloc_p2p.core.errors import StartError
@@ -37,7 +38,7 @@ from gasloc_p2p.node.report import PeerReport, peer_report
 from gasloc_p2p.node.result import REPORT_FILE, THETA_FILE, read_report, read_thetas
 from gasloc_p2p.report import SwarmReport, swarm_report
 from gasloc_p2p.train.data import load_corpus
-from gasloc_p2p.train.learner import Learner, build_learner
+from gasloc_p2p.train.learner import ON_THE_CPU, Learner, build_learner
 
 E = TypeVar("E", Online, Invitation)
 
@@ -78,6 +79,7 @@ def run(
     require_node_rule(config)
     check_outer(config)
     check_output_file(report_path)
+    config = with_model_here(config)
     faults: Sequence[Fault] = ()
     if chaos_seed is not None:
         faults = plan_faults(chaos_seed, peers=peers, rounds=config.run.rounds)
@@ -321,6 +323,7 @@ def _judge(config: Config, swarm: _Swarm) -> Learner:
         seed=config.run.seed,
         peer_id=peer_id,
         text=text,
+        device=ON_THE_CPU.model_copy(update={"model_folder": config.device.model_folder}),
     )
 
 

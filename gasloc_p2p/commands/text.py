@@ -1,4 +1,4 @@
-"""The text that a node trains on, opened beside everything else that it does."""
+"""What a node trains on, had from a hub beside everything else that it does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gasloc_p2p.commands.home import home_of, kept_manifest, with_kept_digest
+from gasloc_p2p.commands.model import with_model_here
 from gasloc_p2p.config import Config, LoadedConfig
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.data.feed import Closing
@@ -45,34 +46,38 @@ def with_tokenizer_digest(loaded: LoadedConfig) -> LoadedConfig:
 
 async def open_text(
     config: Config, *, home: Path, peer_id: PeerId, observe: Observer, closing: Closing
-) -> Text:
-    """Open what `config` names; a hub that is out of order is waited for.
+) -> tuple[Config, Text]:
+    """Open what `config` names, and have its model here; a hub that is out of order is waited for.
 
     It goes on in a thread of its own until `closing` is closed, which may well outlive this call
     when it is cancelled: such a thread never holds up the end of the process.
 
+    Returns:
+        The settings with the folder of the model, and the text.
+
     Raises:
-        DataError: there is no such text.
+        DataError: there is no such text or model.
     """
     loop = asyncio.get_running_loop()
-    opened: asyncio.Future[Text] = loop.create_future()
+    opened: asyncio.Future[tuple[Config, Text]] = loop.create_future()
 
     def say(text: str) -> None:
         # The loop may have ended before this thread.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(observe, Notice(text=text))
 
-    def settle(text: Text | None, error: BaseException | None) -> None:
+    def settle(found: tuple[Config, Text] | None, error: BaseException | None) -> None:
         if opened.cancelled():
             return
-        if text is not None:
-            opened.set_result(text)
+        if found is not None:
+            opened.set_result(found)
         elif error is not None:
             opened.set_exception(error)
 
     def work() -> None:
-        text, failure = None, None
+        found, failure = None, None
         try:
+            whole = with_model_here(config, say=say, closing=closing)
             text = open_here(
                 config.model,
                 config.data,
@@ -82,10 +87,11 @@ async def open_text(
                 say=say,
                 closing=closing,
             )
+            found = whole, text
         except BaseException as error:  # it is raised where the text is waited for
             failure = error
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, text, failure)
+            loop.call_soon_threadsafe(settle, found, failure)
 
     threading.Thread(target=work, name="text", daemon=True).start()
     return await opened

@@ -16,21 +16,15 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 from huggingface_hub import HfApi, constants, get_session, hf_hub_url
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported, without `as`
     build_hf_headers,
     hf_raise_for_status,
-    validate_repo_id,
 )
 
 from gasloc_p2p.core.errors import DataError
 from gasloc_p2p.data.patience import Patience
+from gasloc_p2p.data.refusal import refusal, require_name
 from gasloc_p2p.data.shards import NAMED, STREAMED
 from gasloc_p2p.data.subset import find_files, subsets_of, training_files
 
@@ -51,11 +45,11 @@ class _StalledError(Exception):
 
 
 class HubListing(msgspec.Struct, frozen=True, kw_only=True):
-    """A data set at one commit.
+    """A repository at one commit.
 
     Attributes:
         commit: the hash of the commit that is read, whatever its branch does later.
-        names: its files with documents, sorted.
+        names: the files that are wanted, sorted: of a data set those with documents.
     """
 
     commit: str
@@ -72,6 +66,7 @@ class Hub:
         patience: how troubles are told and endured.
         endpoint: address of the hub; None: that of the library, which HF_ENDPOINT sets.
         clock: seconds from somewhere, to tell slow connections.
+        without: what a person can do without a hub, in a few words.
     """
 
     name: str
@@ -79,6 +74,25 @@ class Hub:
     patience: Patience
     endpoint: str | None = None
     clock: Callable[[], float] = time.monotonic
+    without: str = ""
+
+    def list_files(self, *, revision: str) -> HubListing:
+        """Find all files of a model.
+
+        Args:
+            revision: branch, tag or commit.
+
+        Raises:
+            DataError: it is not there, or not accessible.
+        """
+        info = self._patiently(
+            lambda: HfApi(endpoint=self.endpoint).model_info(
+                self.name, revision=revision, timeout=TIMEOUT_S
+            ),
+            listing=True,
+        )
+        names = sorted(sibling.rfilename for sibling in info.siblings or ())
+        return HubListing(commit=str(info.sha), names=tuple(names))
 
     def list_documents(self, *, revision: str, subset: str, files: Sequence[str]) -> HubListing:
         """Find the files of a data set.
@@ -91,14 +105,7 @@ class Hub:
         Raises:
             DataError: it is not there, not accessible, needs code of its own, or has no such files.
         """
-        try:
-            validate_repo_id(self.name)
-        except HFValidationError as error:
-            raise DataError(
-                f"{self.name!r} is no name of a data set.",
-                why=str(error),
-                fix="Names look like OWNER/NAME: --set data.path=hub:HuggingFaceFW/fineweb",
-            ) from error
+        require_name(self.name, kind=self.kind)
         info = self._patiently(
             lambda: HfApi(endpoint=self.endpoint).dataset_info(
                 self.name, revision=revision, timeout=TIMEOUT_S
@@ -214,6 +221,12 @@ class Hub:
                 answer = ask()
             except _StalledError:
                 self.patience.endure(f"{hub} sends hardly anything; it is asked anew")
+            except OfflineModeIsEnabled as error:
+                raise DataError(
+                    f"{self.name} is not fetched from the hub.",
+                    why="HF_HUB_OFFLINE is set, so that nothing is, and no copy was kept here.",
+                    fix=f"Unset it{self.without and ', or ' + self.without}.",
+                ) from error
             except (HTTPError, OSError) as error:
                 status = _status_of(error)
                 if status == 429:
@@ -221,46 +234,26 @@ class Hub:
                         f"{hub} wants fewer requests (429)", asked_s=_retry_after_s(error)
                     )
                 elif status is None:
-                    self.patience.endure(f"the connection to {hub} failed or was cut")
+                    self.patience.endure(self._unanswered(hub, error))
                 elif status >= 500 or status == 408:
                     self.patience.endure(
                         f"{hub} is out of order ({status})", asked_s=_retry_after_s(error)
                     )
                 else:
-                    raise self._refused(error, status, listing=listing) from error
+                    refused = refusal(self.name, self.kind, error, status, listing=listing)
+                    raise refused from error
             else:
                 self.patience.relax()
                 return answer
 
-    def _refused(self, error: Exception, status: int, *, listing: bool) -> DataError:
-        page = "datasets/" if self.kind == "dataset" else ""
-        if isinstance(error, GatedRepoError):
-            return DataError(
-                f"{self.name} is gated: its owner wants to know who uses it.",
-                why="The hub does not hand it out to this machine yet.",
-                fix=f"Accept its terms at https://huggingface.co/{page}{self.name}, then run "
-                "`hf auth login` or set HF_TOKEN.",
-            )
-        if isinstance(error, RevisionNotFoundError):
-            return DataError(
-                f"{self.name} has no such revision.",
-                why=f"The hub answered {status}.",
-                fix="Correct data.revision, or leave it out.",
-            )
-        absent = isinstance(error, RepositoryNotFoundError) or (listing and status == 404)
-        if absent or status in (401, 403):
-            kind = "data set" if self.kind == "dataset" else self.kind
-            return DataError(
-                f"There is no {kind} {self.name} on the hub, or it is private.",
-                why=f"The hub answered {status}; it does not say which of the two.",
-                fix="Correct the name (OWNER/NAME); for a private one run `hf auth login` or set "
-                "HF_TOKEN.",
-            )
-        return DataError(
-            f"The hub does not hand out a file of {self.name}.",
-            why=f"It answered {status}: {str(error).splitlines()[0]}",
-            fix="See whether the file is still there, or name another revision.",
-        )
+    def _unanswered(self, hub: str, error: Exception) -> str:
+        """Return what is told of a request without an answer."""
+        without = self.without and f"; to do without, {self.without}"
+        # What is said of a connection that was cut counts bytes, and would be told each time anew.
+        if type(error).__name__ != "ConnectError":
+            return f"the connection to {hub} failed or was cut{without}"
+        why = str(error).partition("\n")[0] or "no connection"
+        return f"{hub} cannot be reached ({why}){without}"
 
 
 class _HubFile(io.RawIOBase):

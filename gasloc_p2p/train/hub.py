@@ -1,4 +1,4 @@
-"""Causal language models by name, in the form of transformers: from the hub or from a folder."""
+"""Causal language models by name, in the form of transformers, from a folder on this disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NamedModel:
 
     Attributes:
         model: the settings that name it.
-        source: name or folder, as transformers takes it.
+        source: the folder of its files.
         described: what its config.json says.
         config: the same as transformers' own object.
     """
@@ -47,15 +47,15 @@ class NamedModel:
     config: Any
 
     @classmethod
-    def open(cls, model: ModelConfig, *, folder: str = "") -> NamedModel:
+    def open(cls, model: ModelConfig, *, folder: str) -> NamedModel:
         """Read the configuration of a model.
 
         Args:
             model: the settings that name it.
-            folder: where its files lie; empty: on the hub, or in the hub's cache.
+            folder: where its files lie; see `gasloc_p2p.data.models` for those of a hub.
 
         Raises:
-            ConfigError: it cannot be had, is no causal language model, or needs code of its own.
+            ConfigError: it cannot be read, is no causal language model, or needs code of its own.
         """
         from transformers import PretrainedConfig
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -64,8 +64,8 @@ class NamedModel:
 
         logging.getLogger("transformers").setLevel(logging.ERROR)
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
-        source = str(Path(folder).expanduser()) if folder else model.name
-        if folder and not Path(source, "config.json").is_file():
+        source = str(Path(folder).expanduser())
+        if not Path(source, "config.json").is_file():
             raise ConfigError(
                 f"there is no model in {source}",
                 why="device.model_folder names a folder with a config.json, as transformers' "
@@ -73,9 +73,9 @@ class NamedModel:
                 fix="correct device.model_folder, or leave it empty to fetch the model by its name",
             )
         try:
-            described, _ = PretrainedConfig.get_config_dict(source, revision=model.revision)
+            described, _ = PretrainedConfig.get_config_dict(source, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise _unavailable(model, source, error) from error
+            raise _unreadable(source, error) from error
         described = {k: v for k, v in described.items() if k not in _NO_PART_OF_THE_MODEL}
         kind = str(described.get("model_type"))
         if kind not in CONFIG_MAPPING:
@@ -177,14 +177,14 @@ class NamedModel:
                 module, found = make.from_pretrained(
                     self.source,
                     config=self.config,
-                    revision=self.model.revision,
                     dtype=torch.float32,
+                    local_files_only=True,
                     use_safetensors=True,
                     trust_remote_code=False,
                     output_loading_info=True,
                 )
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise _unavailable(self.model, self.source, error) from error
+            raise _unreadable(self.source, error) from error
         left_out = sorted(found["missing_keys"])
         if left_out:
             raise ConfigError(
@@ -218,21 +218,14 @@ def _looks_ahead(module: nn.Module, vocabulary: int) -> bool:
     return not torch.allclose(said, other, rtol=1e-4, atol=1e-5)
 
 
-def _unavailable(model: ModelConfig, source: str, error: Exception) -> ConfigError:
+def _unreadable(source: str, error: Exception) -> ConfigError:
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if source != model.name:
-        return ConfigError(
-            f"the model in {source} cannot be read",
-            why=first,
-            fix="see whether all of its files are there and whole, as save_pretrained of "
-            "transformers writes them, or name another device.model_folder",
-        )
     return ConfigError(
-        f"the model {source} cannot be fetched from the hub",
+        f"the model in {source} cannot be read",
         why=first,
-        fix="check model.name and model.revision, and that it has safetensors files; a model "
-        "behind terms needs them accepted on its page, and `hf auth login` or HF_TOKEN here; one "
-        f"that is on this disk is read with device.model_folder ({model.name} stays its name)",
+        fix="see whether all of its files are there and whole, as save_pretrained of transformers "
+        "writes them, or name another device.model_folder; a copy from the hub is fetched anew "
+        "once that folder is removed",
     )
 
 

@@ -79,10 +79,10 @@ def model_of(
         model: the settings.
         seed: the run's seed.
         vocabulary: tokens of the run's tokenizer.
-        folder: where the files of `model.name` lie; empty: they come from the hub.
+        folder: where the files of `model.name` lie.
 
     Raises:
-        ConfigError: it cannot be had, is no causal language model, needs code of its own, or is
+        ConfigError: it cannot be read, is no causal language model, needs code of its own, or is
             another one than the run's.
     """
     if model.name:

@@ -27,6 +27,8 @@ class MockHub:
         card: metadata of the data set.
         script: what happens to the next requests for files: "ok", "429", "503", "cut", "dribble",
             "gated", "missing" or "whole"; "ok" once it is used up.
+        listings: the same for the next requests for listings, of which "ok", the statuses, "gated"
+            and "token" are known.
         done: what happened to requests for files, in order.
         down: answers 503 to everything while it is set.
         asked: the paths of all requests, in order.
@@ -41,6 +43,7 @@ class MockHub:
     name: str = "someone/texts"
     card: dict[str, Any] = field(default_factory=dict)
     script: deque[str] = field(default_factory=deque)
+    listings: deque[str] = field(default_factory=deque)
     done: list[str] = field(default_factory=list)
     down: bool = False
     asked: list[str] = field(default_factory=list)
@@ -107,8 +110,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(307, b"", {"Location": there})
         if hub.cdn and "/resolve/" in self.path:
             return self._send(302, b"", {"Location": f"{hub.cdn}{self.path}?signed=1"})
-        if match := re.match(rf"/api/datasets/{hub.name}/revision/(.+)", self.path):
-            return self._listing(match[1])
+        if match := re.match(rf"/api/(?:datasets|models)/{hub.name}/revision/([^?]+)", self.path):
+            action = hub.listings.popleft() if hub.listings else "ok"
+            return self._listing(match[1]) if action == "ok" else self._refuse_as(action)
         if match := re.match(rf"(?:/datasets)?/{hub.name}/resolve/[^/]+/([^?]+)", self.path):
             return self._file(hub.folder / match[1])
         return self._refuse(404, {"X-Error-Code": "RepoNotFound"} if hub.coded else {})
@@ -128,15 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, path: Path) -> None:
         action = self.served.script.popleft() if self.served.script else "ok"
         self.served.note(action)
-        match action:
-            case "429":
-                return self._refuse(429, {"Retry-After": "7"})
-            case "503":
-                return self._refuse(503)
-            case "gated":
-                return self._refuse(403, {"X-Error-Code": "GatedRepo"})
-            case "missing":
-                return self._refuse(404, {"X-Error-Code": "EntryNotFound"})
+        if action in ("429", "503", "gated", "missing"):
+            return self._refuse_as(action)
         data = path.read_bytes()
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if asked is None or action == "whole":
@@ -156,6 +153,20 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(206, part, headers)
         return None
+
+    def _refuse_as(self, action: str) -> None:
+        match action:
+            case "429":
+                self._refuse(429, {"Retry-After": "7"})
+            case "gated":
+                self._refuse(403, {"X-Error-Code": "GatedRepo"})
+            case "token":
+                words = "Invalid credentials in Authorization header"
+                self._refuse(401, {"X-Error-Message": words})
+            case "missing":
+                self._refuse(404, {"X-Error-Code": "EntryNotFound"})
+            case status:
+                self._refuse(int(status))
 
     def _refuse(self, status: int, headers: dict[str, str] | None = None) -> None:
         self._send(status, b"{}", headers)

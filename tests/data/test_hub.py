@@ -286,7 +286,7 @@ def test_a_dead_hub_is_named_with_its_address(served: MockHub) -> None:
         raise closed
 
     nobody = "http://127.0.0.1:9"
-    for endpoint, words in ((served.endpoint, "out of order"), (nobody, "connection")):
+    for endpoint, words in ((served.endpoint, "out of order"), (nobody, "cannot be reached")):
         hub = hub_of(served)
         hub.endpoint, hub.patience = endpoint, Patience(said.append, pause)
         served.down = True
