@@ -106,7 +106,7 @@ def disagreement(own: Summary, told: Summary) -> str:
     size = min(math.hypot(*own.theta_norms), math.hypot(*told.theta_norms))
     for what, factor, mine, theirs in (
         ("parameter tensor", THETA_FACTOR, own.theta_norms, told.theta_norms),
-        ("outer memory of tensor", MEMORY_FACTOR, own.memory_norms, told.memory_norms),
+        ("outer momentum of tensor", MEMORY_FACTOR, own.memory_norms, told.memory_norms),
     ):
         for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
             if max(a, b) > (factor + apart) * min(a, b) + (1 + apart) * FLOOR_SHARE * size:
@@ -148,8 +148,10 @@ def judge_state(own: Summary, told: Mapping[PeerId, Summary], *, donor: PeerId) 
         )
     remarks = [f"{donor} handed over parameters unlike {w}'s: {r}" for w, r in against.items()]
     if len(told) < MIN_WITNESSES:
-        count = "no other peer" if not told else "only one other peer"
-        remarks.append(f"the parameters from {donor} could not be compared: {count} told its own")
+        count = "no other peer is" if not told else "only one other peer is"
+        remarks.append(
+            f"the parameters of {donor} are taken on trust: {count} there to compare them with"
+        )
     return Verdict(remarks=tuple(remarks))
 
 

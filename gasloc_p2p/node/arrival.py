@@ -340,8 +340,7 @@ class Arrival:
         skipped = f", {missed} more are skipped" if missed else ""
         self._say(
             f"resumed from the checkpoint after {progress.round} rounds{skipped}: "
-            f"{progress.next_sample} samples drawn, learning rate {peer.inner_lr(round):.3g}, "
-            f"outer memory {saved.memory.norm():.3g}"
+            f"{progress.next_sample} samples drawn, learning rate {peer.inner_lr(round):.3g}"
         )
         return Start(round=round, resumed=saved, reports=progress.reports)
 

@@ -103,7 +103,7 @@ def test_momentum_may_differ_by_a_factor_of_four(scale: float) -> None:
 @pytest.mark.parametrize("scale", [0.0, 0.2, 4.5, 1e6])
 def test_momentum_of_another_size_is_noticed(scale: float) -> None:
     reason = disagreement(summary(memory_scale=scale), summary())
-    assert reason.startswith("outer memory of tensor 0 has norm")
+    assert reason.startswith("outer momentum of tensor 0 has norm")
 
 
 def test_a_single_tensor_is_noticed() -> None:
@@ -198,10 +198,12 @@ def test_more_than_half_of_at_least_two_witnesses_refuse(
 
 @pytest.mark.parametrize(
     ("witnesses", "remark"),
-    [(0, "no other peer told its own"), (1, "only one other peer told its own")],
+    [(0, "no other peer is there"), (1, "only one other peer is there")],
 )
 def test_too_few_witnesses_are_said(witnesses: int, remark: str) -> None:
     told = {f"witness {n}": summary() for n in range(witnesses)}
     verdict = judge_state(summary(), told, donor="donor")
-    assert verdict.remarks == (f"the parameters from donor could not be compared: {remark}",)
+    assert verdict.remarks == (
+        f"the parameters of donor are taken on trust: {remark} to compare them with",
+    )
     assert judge_state(summary(), {"a": summary(), "b": summary()}, donor="d").remarks == ()

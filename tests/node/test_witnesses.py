@@ -48,7 +48,7 @@ def test_scaled_parameters_are_refused_where_two_witnesses_disagree(scale: float
 def test_a_scaled_memory_is_refused() -> None:
     lie = State(theta=STATE.theta, memory=6 * STATE.memory, round=7)
     outcome = fetch(donor(lie), donor(OTHER), donor(STATE))
-    assert unlike("outer memory of tensor 0 has norm", outcome)
+    assert unlike("outer momentum of tensor 0 has norm", outcome)
 
 
 def test_parameters_of_a_worse_loss_are_refused() -> None:
@@ -102,8 +102,8 @@ def test_one_witness_alone_refuses_nothing() -> None:
     different, alone = outcome.state.remarks
     assert different.startswith(f"{outcome.names[0]} handed over parameters unlike")
     assert alone == (
-        f"the parameters from {outcome.names[0]} could not be compared: "
-        "only one other peer told its own"
+        f"the parameters of {outcome.names[0]} are taken on trust: "
+        "only one other peer is there to compare them with"
     )
 
 
@@ -127,7 +127,7 @@ def test_a_witness_without_a_sound_summary_does_not_count(useless: Server | None
     outcome = fetch(donor(STATE), useless, useless)
     assert outcome.state is not None
     [remark] = outcome.state.remarks
-    assert remark.endswith("could not be compared: no other peer told its own")
+    assert remark.endswith("taken on trust: no other peer is there to compare them with")
     assert outcome.ended_s <= WITNESS_DEADLINE_S
 
 
