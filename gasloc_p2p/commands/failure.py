@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from gasloc_p2p.core.errors import GaslocError
+from gasloc_p2p.core.errors import DiskError, GaslocError
 from gasloc_p2p.extensions import place_of
 
 UNEXPECTED_EXIT_CODE = 1
@@ -33,10 +33,13 @@ def explain(error: BaseException) -> int:
             return cause.exit_code
     cause = next(_leaves(error))
     if isinstance(cause, OSError) and cause.errno in _OF_THE_DISK:
-        print(f"gasloc: {cause.filename or 'a file'} cannot be used", file=sys.stderr)
-        print(f"  why: {cause.strerror}", file=sys.stderr)
-        print("  fix: make room there, or make it writable, and do the same again", file=sys.stderr)
-        return UNEXPECTED_EXIT_CODE
+        return explain(
+            DiskError(
+                f"{cause.filename or 'a file'} cannot be used",
+                why=cause.strerror or str(cause),
+                fix="make room there, or make it writable, and do the same again",
+            )
+        )
     place = place_of(cause)
     if place is None:
         print(f"gasloc: unexpected {type(cause).__name__}: {cause}", file=sys.stderr)

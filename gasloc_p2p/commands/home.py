@@ -7,8 +7,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from gasloc_p2p.commands.arguments import make_folder, write_text_file
+from gasloc_p2p.commands.model import with_model_here
 from gasloc_p2p.config import Config, LoadedConfig
-from gasloc_p2p.core.errors import ConfigError, ManifestError
+from gasloc_p2p.core.errors import ConfigError, DiskError, ManifestError
 from gasloc_p2p.core.manifest import Manifest, parse_manifest
 from gasloc_p2p.founding import found
 from gasloc_p2p.net.identity import Identity
@@ -45,6 +46,7 @@ def found_or_resume(loaded: LoadedConfig, *, now_s: float) -> tuple[Config, Mani
 
     Raises:
         ConfigError: the home holds a run with other shared settings, or a setting is refused.
+        DataError: the model cannot be had from the hub.
         UnstableError: peers would drift apart.
     """
     config = loaded.config
@@ -67,10 +69,12 @@ def _with_model_digest(config: Config) -> Config:
     """Return the configuration with what the founder alone fills in.
 
     Raises:
-        ConfigError: the model cannot be had.
+        ConfigError: the model cannot be read.
+        DataError: it cannot be had from the hub.
     """
     if not config.model.name or config.model.digest:
         return config
+    config = with_model_here(config)
     digest = digest_of(config.model, folder=config.device.model_folder)
     model = config.model.model_copy(update={"digest": digest})
     return config.model_copy(update={"model": model})
@@ -135,14 +139,15 @@ def keep_manifest(home: Path, manifest: Manifest) -> None:
     """Write down which run the home belongs to, unless that is written there.
 
     Raises:
-        ConfigError: it cannot be written, as on a full disk.
+        ConfigError: there is a file that cannot be used.
+        DiskError: it cannot be written, as on a full disk.
     """
     if kept_manifest(home) == manifest:
         return
     try:
         write_text_file(str(home / RUN_FILE), manifest.encode().decode())
     except OSError as error:
-        raise ConfigError(
+        raise DiskError(
             f"cannot write {home / RUN_FILE}",
             why=error.strerror or str(error),
             fix="make room there, or name another node.home",

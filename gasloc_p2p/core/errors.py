@@ -120,3 +120,10 @@ class DeviceError(GaslocError):
 
     code = "GL-DEVICE"
     exit_code = 14
+
+
+class DiskError(GaslocError):
+    """The disk has no room for what a node has to keep, or may not be written to."""
+
+    code = "GL-DISK"
+    exit_code = 15

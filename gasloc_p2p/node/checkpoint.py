@@ -32,6 +32,7 @@ from gasloc_p2p.core.guard import GuardState
 from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.core.vectors import is_finite
+from gasloc_p2p.node.disk import lacking, require_room
 from gasloc_p2p.node.report import RoundReport
 from gasloc_p2p.node.sealed import (
     DTYPE_NAMES,
@@ -182,6 +183,14 @@ class CheckpointStore:
                 _set_aside(place)
         return Found(checkpoint=None, problems=tuple(problems))
 
+    def require_room(self, checkpoint: Checkpoint) -> None:
+        """Refuse to begin where not even one checkpoint like this one can be kept.
+
+        Raises:
+            DiskError: there is no room for it.
+        """
+        require_room(_needed_bytes(checkpoint), self._folder)
+
     def write(
         self, checkpoint: Checkpoint, *, abandoned: Callable[[], bool] = lambda: False
     ) -> None:
@@ -201,17 +210,15 @@ class CheckpointStore:
             self._folder.mkdir(parents=True, mode=0o700)
             sync_folder(self._folder.parent)
         self._sweep()
-        tensors = _tensors_of(checkpoint)
-        needed_bytes = sum(tensor.nbytes for tensor in tensors.values()) + SPARE_BYTES
-        if needed_bytes > shutil.disk_usage(self._folder).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
+        if why := lacking(_needed_bytes(checkpoint), self._folder):
+            raise OSError(errno.ENOSPC, why, str(self._folder))
         _refuse_unfit(checkpoint)
         with TemporaryDirectory(
             dir=self._folder, prefix=_WRITING, ignore_cleanup_errors=True
         ) as name:
             folder = Path(name)
             progress = msgspec.json.encode(checkpoint.progress)
-            write_sealed(folder, progress, tensors, abandoned)
+            write_sealed(folder, progress, _tensors_of(checkpoint), abandoned)
             self._put_in_place(folder, checkpoint.progress.round)
         self._prune(checkpoint.progress.round)
 
@@ -253,6 +260,10 @@ class CheckpointStore:
         for prefix in (_WRITING, _REMOVING):
             for left in self._folder.glob(f"{prefix}*"):
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def _needed_bytes(checkpoint: Checkpoint) -> int:
+    return sum(tensor.nbytes for tensor in _tensors_of(checkpoint).values()) + SPARE_BYTES
 
 
 class _AnyProgress(msgspec.Struct, frozen=True, kw_only=True):

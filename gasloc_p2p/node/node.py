@@ -115,6 +115,7 @@ class Node:
             run_digest=manifest.digest, schema_digest=learner.schema_digest
         )
         self._arrival = Arrival(peer=self._peer, request=self._request, store=checkpoints)
+        self._checkpoints = checkpoints
         self._saver = Saver(checkpoints, compute, observe) if checkpoints is not None else None
         self._round = 0
         self._begun = False
@@ -130,8 +131,12 @@ class Node:
 
         A round in progress is dropped when leaving: the parameters are those of its start, and so
         is the last checkpoint.
+
+        Raises:
+            DiskError: there is no room for a checkpoint.
         """
         peer = self._peer
+        await self._require_room()
         donor = Donor(
             request=self._request,
             current=self._current_state,
@@ -170,7 +175,15 @@ class Node:
             closing_theta=standing.theta,
             finished=finished,
             begun=self._begun,
+            unsaved=self._saver.failure() if self._saver is not None else None,
         )
+
+    async def _require_room(self) -> None:
+        """Refuse to begin where no state can be kept."""
+        store = self._checkpoints
+        if store is not None:
+            like = self._peer.checkpoint(0, run_id=self._manifest.run_id, reports=(), trained=None)
+            await self._peer.compute.aside(lambda: store.require_room(like))
 
     async def _life(self) -> None:
         peer = self._peer
@@ -181,7 +194,7 @@ class Node:
             await self._company.stand_by(self._round)
             await self._company.wait_for_slower(self._round)
             await self._wait_for_round()
-            self._company.say_if_alone(self._round)
+            self._company.tell_changes(self._round)
             began_s = loop.time()
             report = await self._round_while_announced(course)
             peer.note_cycle(loop.time() - began_s - report.wait_s, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.errors import DiskError, GaslocError
 from gasloc_p2p.node.report import PeerReport
 
 REPORT_FILE = "report.json"
@@ -27,6 +28,7 @@ class NodeResult:
         closing_theta: parameters after the closing gossip rounds, [P] fp32.
         finished: False when the node left before the end of the run.
         begun: False when it left before its first round, with the run's initial parameters.
+        unsaved: what to tell if the last checkpoint could not be written.
     """
 
     report: PeerReport
@@ -34,6 +36,7 @@ class NodeResult:
     closing_theta: Tensor
     finished: bool
     begun: bool = True
+    unsaved: GaslocError | None = None
 
     def write(self, home: Path) -> bool:
         """Write the report and both parameter vectors into `home`, each file in one step.
@@ -43,7 +46,7 @@ class NodeResult:
             is better than the results of its earlier rounds.
 
         Raises:
-            ConfigError: they cannot be written, as on a full disk; what was there stays.
+            DiskError: they cannot be written, as on a full disk; what was there stays.
         """
         if not self.begun and (home / REPORT_FILE).is_file():
             return False
@@ -58,7 +61,11 @@ class NodeResult:
             for file in (theta_file, report_file):
                 _partial(file).replace(file)
         except (OSError, SafetensorError) as error:
-            raise ConfigError(
+            for file in (theta_file, report_file):
+                # A part of a file must not take the room that the next try needs.
+                with suppress(OSError):
+                    _partial(file).unlink(missing_ok=True)
+            raise DiskError(
                 f"the results cannot be written to {home}",
                 why=str(error),
                 fix="make room there, then give the same command again: it goes on from the last "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from gasloc_p2p.core.errors import DiskError, GaslocError
 from gasloc_p2p.core.substrate import Compute
 from gasloc_p2p.node.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
 from gasloc_p2p.node.events import Notice, Observer
@@ -29,7 +30,8 @@ class Saver:
         self._pending: Checkpoint | None = None
         self._newest: int | None = None
         self._saved: int | None = None
-        self._failing = False
+        self._failures = 0
+        self._why = ""
         self._abandoned = False
         self._offered = asyncio.Event()
         self._idle = asyncio.Event()
@@ -73,7 +75,18 @@ class Saver:
                 f"{deadline_s:g} s; {self._what_stays()}"
             )
             return False
-        return not self._failing
+        return not self._failures
+
+    def failure(self) -> GaslocError | None:
+        """Return what to tell at the end if the newest checkpoint could not be written."""
+        if not self._failures:
+            return None
+        then = "begins anew" if self._saved is None else "goes on from the one that stays"
+        return DiskError(
+            f"the state after {self._newest} rounds could not be saved",
+            why=f"{self._why}; {self._what_stays()}",
+            fix=f"make room for it, then give the same command again: it {then}",
+        )
 
     async def _write_pending(self, checkpoint: Checkpoint) -> None:
         # A checkpoint that is written must not be held by anything: it is large.
@@ -82,16 +95,21 @@ class Saver:
         why = await self._compute.aside(partial(self._attempt, checkpoint))
         if self._abandoned:
             return
+        self._why = why
         if not why:
             self._saved = round
-            if self._failing:
+            if self._failures:
                 self._say(f"checkpoints can be written again; that of round {round} is saved")
-        elif not self._failing:
+            self._failures = 0
+            return
+        self._failures += 1
+        # The first time, the second, the fourth, and so on.
+        if self._failures & (self._failures - 1) == 0:
+            often = f" ({self._failures} in a row)" if self._failures > 1 else ""
             self._say(
-                f"the checkpoint of round {round} could not be written: {why}; "
-                f"{self._what_stays()}, training goes on"
+                f"the checkpoint of round {round} could not be written{often}: {why}; "
+                f"{self._what_stays()}, training goes on, and the next one is tried when it is due"
             )
-        self._failing = bool(why)
 
     def _attempt(self, checkpoint: Checkpoint) -> str:
         """Write `checkpoint`; return why it could not be, or nothing."""

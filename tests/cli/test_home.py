@@ -8,7 +8,7 @@ import pytest
 
 from gasloc_p2p.commands.home import RUN_FILE, found_or_resume, keep_manifest
 from gasloc_p2p.config import LoadedConfig, assignment_layer, load
-from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.errors import ConfigError, DiskError
 from tests.train.tiny_models import write_model
 
 
@@ -52,7 +52,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_a_home_without_room_is_explained(tmp_path: Path) -> None:
     _, founded = found_or_resume(settings(tmp_path, "run.id=first"), now_s=0.0)
     (tmp_path / f"{RUN_FILE}.partial").symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match="cannot write") as caught:
+    with pytest.raises(DiskError, match="cannot write") as caught:
         keep_manifest(tmp_path, founded)
     assert caught.value.why == "No space left on device"
 

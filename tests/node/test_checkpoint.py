@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gasloc_p2p.core.errors import CheckpointError
+from gasloc_p2p.core.errors import CheckpointError, DiskError
 from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.node.checkpoint import (
@@ -384,10 +384,21 @@ def test_a_write_that_fails_half_way_leaves_the_older_ones(
 def test_a_disk_with_too_little_room_is_not_filled(tmp_path: Path) -> None:
     store = store_with(tmp_path, 8)
     huge = torch.zeros(1).expand(2**50)  # takes four bytes here and a few petabytes on a disk
-    with pytest.raises(OSError, match="No space left on device") as raised:
+    with pytest.raises(OSError, match=r"it needs 4,503,599,6.* MB, and the disk has") as raised:
         store.write(replace(small_checkpoint(12), theta=huge))
     assert raised.value.errno == errno.ENOSPC
     assert names_in(tmp_path) == ["round-00000008"]
+
+
+def test_a_disk_without_room_for_one_is_found_before_there_is_a_folder(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "home" / "checkpoints", keep=1)
+    store.require_room(small_checkpoint(0))
+    huge = torch.zeros(1).expand(2**50)
+    with pytest.raises(DiskError, match="no room for a checkpoint in") as raised:
+        store.require_room(replace(small_checkpoint(0), theta=huge))
+    assert "it needs 4,503,599,6" in raised.value.why
+    assert "node.home" in raised.value.fix
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_folder_that_is_none_is_an_os_error(tmp_path: Path) -> None:

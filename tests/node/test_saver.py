@@ -14,6 +14,7 @@ from typing import TypeVar
 import pytest
 
 from gasloc_p2p.commands.node import ThreadCompute
+from gasloc_p2p.core.errors import DiskError
 from gasloc_p2p.node.checkpoint import Checkpoint, CheckpointStore
 from gasloc_p2p.node.events import Event, Notice
 from gasloc_p2p.node.saver import Saver
@@ -113,7 +114,10 @@ def test_what_does_not_fit_the_deadline_is_given_up_and_said(
     assert bench.said == [expected]
 
 
-def test_failures_are_said_once_and_so_is_their_end(tmp_path: Path) -> None:
+WHEN_DUE = "training goes on, and the next one is tried when it is due"
+
+
+def test_failures_are_said_ever_more_rarely_and_so_is_their_end(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     bench = Bench(folder)
     bench.store.write(small_checkpoint(8))
@@ -123,21 +127,29 @@ def test_failures_are_said_once_and_so_is_their_end(tmp_path: Path) -> None:
             await asyncio.sleep(2)
             shutil.move(folder, tmp_path / "away")
             folder.touch()
-            for round in (12, 16):
+            for round in range(12, 17):
                 assert not await saver.finish(small_checkpoint(round), deadline_s=5)
+            failure = saver.failure()
+            assert isinstance(failure, DiskError)
+            assert failure.what == "the state after 16 rounds could not be saved"
+            assert failure.why == "File exists; that of round 8 stays"
+            assert "goes on from the one that stays" in failure.fix
             folder.unlink()
             for round in (20, 24):
                 assert await saver.finish(small_checkpoint(round), deadline_s=5)
+            assert saver.failure() is None
             bad = small_checkpoint(28, value=float("nan"))
             assert not await saver.finish(bad, deadline_s=5)
 
     in_virtual_time(main)
+    exists = f"File exists; that of round 8 stays, {WHEN_DUE}"
     assert bench.said == [
-        "the checkpoint of round 12 could not be written: File exists; "
-        "that of round 8 stays, training goes on",
+        f"the checkpoint of round 12 could not be written: {exists}",
+        f"the checkpoint of round 13 could not be written (2 in a row): {exists}",
+        f"the checkpoint of round 15 could not be written (4 in a row): {exists}",
         "checkpoints can be written again; that of round 20 is saved",
         "the checkpoint of round 28 could not be written: theta has values that are not finite; "
-        "that of round 24 stays, training goes on",
+        f"that of round 24 stays, {WHEN_DUE}",
     ]
     assert bench.store.rounds() == (24, 20)
 
