@@ -17,19 +17,20 @@ from rich.table import Table
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.node.events import (
     Event,
-    Invitation,
-    Jumped,
     Left,
     Notice,
     Online,
+    PeersChanged,
     PeerWork,
     RoundFinished,
     RoundStarted,
+    Training,
     Validated,
     Waiting,
     WorkTold,
 )
 from gasloc_p2p.node.report import RoundReport
+from gasloc_p2p.node.sentences import sentence, short_id
 
 DisplayMode = Literal["auto", "live", "plain", "json"]
 REFRESH_PER_SECOND = 4
@@ -119,6 +120,8 @@ class PlainDisplay:
                 self._val_loss.setdefault(round, []).append(val_loss)
             case WorkTold(peers=peers):
                 self._work = peers if self._peers == 1 else ()
+            case PeersChanged() | Training() if self._peers > 1:
+                return
             case _:
                 text = sentence(event)
                 if text:
@@ -226,25 +229,6 @@ def _work_text(work: PeerWork) -> str:
     )
 
 
-def sentence(event: Event) -> str:
-    """Return what an event means in words; empty for those that tables show better."""
-    match event:
-        case Online(peer_id=peer_id):
-            return f"online as {peer_id}"
-        case Invitation(invite=invite):
-            return f"others join with: gasloc join {invite}"
-        case Waiting(reason=reason):
-            return f"waiting: {reason}"
-        case Jumped(from_round=a, to_round=b):
-            return f"the swarm was ahead: skipped from round {a} to round {b}"
-        case Notice(text=text):
-            return text
-        case Left(finished=finished):
-            return "finished" if finished else "left the swarm"
-        case _:
-            return ""
-
-
 @dataclass(slots=True)
 class _Row:
     """What the live table shows of one peer."""
@@ -295,6 +279,8 @@ class LiveDisplay:
                 self._work = peers if len(self._rows) == 1 else ()
             case Left(finished=finished):
                 row.state = "finished" if finished else "left"
+            case PeersChanged() | Training() if len(self._rows) > 1:
+                return
             case _:
                 self.say(sentence(event))
 
@@ -382,8 +368,3 @@ def _progress(round: int, rounds: int) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def short_id(peer_id: PeerId) -> str:
-    """Return the last characters of a peer id, which is where ids differ."""
-    return peer_id[-6:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from gasloc_p2p.commands.ranks import ranks_of
 from gasloc_p2p.config import Config
@@ -14,6 +15,8 @@ from gasloc_p2p.core.outer import OUTER_RULES
 from gasloc_p2p.core.substrate import Compute
 from gasloc_p2p.core.topology import build_graph
 from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.data.supply import HUB
+from gasloc_p2p.node.events import Training
 from gasloc_p2p.train.learner import Learner, build_learner
 from gasloc_p2p.train.memory import MemoryPlan
 from gasloc_p2p.train.ranks import LeadingLearner
@@ -78,6 +81,24 @@ async def learner_of(
         await compute.run(lambda: _tell(config, learner, notice))
         yield learner
         await compute.run(learner.end)
+
+
+def training_of(config: Config, learner: Learner) -> Training:
+    """Return what a person is told of what this node trains."""
+    model, data = config.model, config.data
+    text = Path(data.path).name or "Python's standard library"
+    if data.path.startswith(HUB):
+        text = f"{data.path.removeprefix(HUB)} of the hub"
+    return Training(
+        model=model.name or model.preset,
+        architecture=learner.architecture,
+        parameters=learner.elements,
+        precision=learner.device.precision,
+        device=learner.device.name,
+        text=f"{text}, {data.subset}" if data.subset else text,
+        topology=config.gossip.topology,
+        codec=config.gossip.codec,
+    )
 
 
 def _tell(config: Config, learner: Learner, notice: Callable[[str], None]) -> None:

@@ -26,7 +26,7 @@ from gasloc_p2p.commands.home import (
     keep_manifest,
     open_identity,
 )
-from gasloc_p2p.commands.learner import learner_of
+from gasloc_p2p.commands.learner import learner_of, training_of
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.commands.text import open_text, with_tokenizer_digest
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
@@ -304,12 +304,13 @@ async def _train(
 
     try:
         await compute.aside(lambda: keep_manifest(home, manifest))
-        text = await open_text(
+        config, text = await open_text(
             config, home=home, peer_id=network.peer_id, observe=observe, closing=closing
         )
         async with learner_of(config, text, network.peer_id, compute, notice) as learner:
             if isinstance(learner.samples, Feed):
                 compute.wait_for_text(partial(learner.samples.ready, learner.windows))
+            observe(training_of(config, learner))
             node = Node(
                 config=config,
                 manifest=manifest,
@@ -327,6 +328,8 @@ async def _train(
             observe(Notice(text=f"it left before its first round; the results in {home} stay"))
         elif config.display.mode != "json":
             observe(Notice(text=f"results: {home}"))
+        if result.unsaved is not None:
+            raise result.unsaved
     finally:
         closing.close()
         compute.close()

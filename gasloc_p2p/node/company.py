@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from gasloc_p2p.core.roster import AHEAD_ROUNDS
-from gasloc_p2p.node.events import Notice, Waiting
+from gasloc_p2p.core.types import PeerId
+from gasloc_p2p.node.events import Notice, PeersChanged, Waiting
 from gasloc_p2p.node.membership import Profile
 from gasloc_p2p.node.mixing import Course
 from gasloc_p2p.node.peer import Peer
@@ -30,23 +31,42 @@ class Company:
     def __init__(self, *, peer: Peer, profile: Callable[[], Profile]) -> None:
         self._peer = peer
         self._profile = profile
-        self._had_others = False
+        self._others: frozenset[PeerId] | None = None
 
-    def say_if_alone(self, t: int) -> None:
-        """Say once that nobody is left of those who were there; this peer trains on all the same.
+    def tell_changes(self, t: int) -> None:
+        """Say who came and went since the round before, and once that nobody is left.
+
+        This peer trains on all the same.
 
         Args:
             t: the round to come.
         """
-        has_others = len(self._peer.membership.companions(t)) > 1
-        if self._had_others and not has_others:
+        others = frozenset(self._peer.membership.companions(t)) - {self._peer.id}
+        before, self._others = self._others, others
+        if before is None or before == others:
+            return
+        self._peer.observe(self._changes(t, others - before, before - others))
+        if not others:
             self._peer.observe(
                 Notice(
                     text="no other peer is left in the run; this one trains on alone, and who "
                     "comes back before its last round joins it"
                 )
             )
-        self._had_others = has_others
+
+    def _changes(
+        self, t: int, joined: Collection[PeerId], missing: Collection[PeerId]
+    ) -> PeersChanged:
+        newest = self._peer.membership.book.newest() if missing else {}
+        left = [peer for peer in missing if peer in newest and newest[peer].is_goodbye]
+        gone = [peer for peer in missing if peer not in newest or not newest[peer].is_goodbye]
+        kinds = {"joined": list(joined), "left": left, "gone": gone}
+        return PeersChanged(
+            round=t,
+            peers=len(self._others or ()) + 1,
+            names={kind: peers[0] for kind, peers in kinds.items() if len(peers) == 1},
+            **{kind: len(peers) for kind, peers in kinds.items()},
+        )
 
     async def come_to_turn(self, t: int) -> Course:
         """Train until the others come to this peer's turn, if it skips rounds.

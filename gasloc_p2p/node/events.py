@@ -30,6 +30,47 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag="waiting"):
     reason: str
 
 
+class Training(msgspec.Struct, frozen=True, kw_only=True, tag="training"):
+    """What is trained, told once, before the first round.
+
+    Attributes:
+        model: its name.
+        architecture: as transformers calls it.
+        parameters: how many it has.
+        precision: type of its matrix products.
+        device: what it trains on.
+        text: where the text comes from.
+        topology, codec: those of the run.
+    """
+
+    model: str
+    architecture: str
+    parameters: int
+    precision: str
+    device: str
+    text: str
+    topology: str
+    codec: str
+
+
+class PeersChanged(msgspec.Struct, frozen=True, kw_only=True, tag="peers_changed"):
+    """Others have come or gone since the round before.
+
+    Attributes:
+        round: the round that is to begin.
+        peers: how many take part by now, this one included.
+        joined, left, gone: how many came, said goodbye, or went without.
+        names: the one that did, if there is one of a kind: by "joined", "left" and "gone".
+    """
+
+    round: int
+    peers: int
+    joined: int = 0
+    left: int = 0
+    gone: int = 0
+    names: dict[str, PeerId] = {}
+
+
 class RoundStarted(msgspec.Struct, frozen=True, kw_only=True, tag="round_started"):
     """A round has begun with these partners; `reason` says why its steps are not the usual ones."""
 
@@ -101,6 +142,8 @@ Event: TypeAlias = (
     Online
     | Invitation
     | Waiting
+    | Training
+    | PeersChanged
     | RoundStarted
     | RoundFinished
     | WorkTold

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, SupportsFloat
@@ -31,6 +32,7 @@ RUN_AHEAD: Final = 2
 """Steps that a GPU may have before it; with more, rounds by the clock would end too late."""
 _LARGE: Final = 4 << 20
 """Elements of a model for which it pays to give memory back at the end of a round."""
+_HEADS: Final = re.compile("(ForCausalLM|LMHeadModel)$")
 ON_THE_CPU: Final = DeviceConfig(kind="cpu")
 
 
@@ -52,6 +54,7 @@ class Learner:
         passes: how batches go through the model.
         windows: how many one inner step takes.
         kept_elements: numbers that the optimizer remembers.
+        architecture: name of the model's class, without what all of them are.
 
     Args:
         model: fp32 on the CPU; it is moved to the device.
@@ -80,6 +83,7 @@ class Learner:
         notice: Callable[[str], None] = _say_nothing,
     ) -> None:
         self._kind = INNER_OPTIMIZERS.named(inner.optimizer)
+        self.architecture = _HEADS.sub("", type(model).__name__)
         self.device = device_of(device, rank=rank)
         model = model.to(self.device.place).train()
         self.parameters_view = ParameterView(model)

@@ -10,8 +10,17 @@ from rich.console import Console
 
 from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.display import LATE_ROUNDS, LiveDisplay, PlainDisplay
-from gasloc_p2p.node.events import PeerWork, RoundFinished, RoundStarted, Validated, WorkTold
+from gasloc_p2p.node.events import (
+    PeersChanged,
+    PeerWork,
+    RoundFinished,
+    RoundStarted,
+    Training,
+    Validated,
+    WorkTold,
+)
 from gasloc_p2p.node.report import EdgeReport, round_report
+from gasloc_p2p.node.sentences import sentence
 
 
 def finished(round: int, reason: str = "") -> RoundFinished:
@@ -134,3 +143,65 @@ def test_all_of_the_live_table_is_legible_in_a_narrow_terminal() -> None:
     assert "\u2026" not in shown, "nothing is cut"
     for told in ("122/1000", "123.4", "34 applied", "1 timed_out", "1 not_partner", "link-bound:"):
         assert shown.count(told) == 4, told
+
+
+TRAINING = Training(
+    model="nano",
+    architecture="Llama",
+    parameters=29_432_000,
+    precision="fp32",
+    device="CPU",
+    text="shakespeare.txt",
+    topology="ring",
+    codec="mod4",
+)
+CHANGED = PeersChanged(round=4, peers=5, joined=1, names={"joined": "12D3-abcdef"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "exchanges mod4 codes in a random ring"),
+        ({"codec": "none", "topology": "pairs"}, "exchanges fp32 parameters in random pairs"),
+        ({"topology": "none"}, "exchanges nothing"),
+        ({"topology": "mine"}, "exchanges mod4 codes in topology mine"),
+    ],
+)
+def test_what_is_trained_is_told_in_a_line(changes: dict[str, str], words: str) -> None:
+    assert sentence(msgspec.structs.replace(TRAINING, **changes)) == (
+        "trains nano, a Llama of 29.4 M parameters, in fp32 on CPU; text: shakespeare.txt; " + words
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (CHANGED, "peer abcdef joined (5 peers)"),
+        (PeersChanged(round=4, peers=40, joined=12), "12 peers joined (40 peers)"),
+        (
+            PeersChanged(
+                round=4, peers=3, joined=2, left=1, gone=1, names={"left": "a", "gone": "b"}
+            ),
+            "2 peers joined, peer a left, peer b is gone (3 peers)",
+        ),
+        (PeersChanged(round=4, peers=1, left=2, gone=3), "2 peers left, 3 peers are gone"),
+    ],
+)
+def test_who_comes_and_goes_is_told_in_a_line(event: PeersChanged, words: str) -> None:
+    assert sentence(event) == words
+
+
+def test_a_node_tells_both_and_a_swarm_on_one_machine_neither(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for peers in (1, 2):
+        with PlainDisplay(peers=peers, rounds=40) as display:
+            display.observe(0, TRAINING)
+            display.observe(0, CHANGED)
+        assert len(capsys.readouterr().out.splitlines()) == (2 if peers == 1 else 0)
+        text = io.StringIO()
+        console = Console(file=text, force_terminal=True, color_system=None, width=200)
+        with LiveDisplay(console, title="a run", peers=peers, rounds=40) as live:
+            live.observe(0, TRAINING)
+            live.observe(0, CHANGED)
+        assert ("29.4 M" in text.getvalue()) == ("abcdef" in text.getvalue()) == (peers == 1)

@@ -11,7 +11,14 @@ from gasloc_p2p.core.errors import IdentityError
 from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.core.topology import build_graph
 from gasloc_p2p.net.identity import Identity
-from gasloc_p2p.node.events import Left, Notice, RoundFinished, RoundStarted, Waiting
+from gasloc_p2p.node.events import (
+    Left,
+    Notice,
+    PeersChanged,
+    RoundFinished,
+    RoundStarted,
+    Waiting,
+)
 from gasloc_p2p.simulate.clock import InlineCompute
 from gasloc_p2p.simulate.network import Hub
 from gasloc_p2p.testing.clock import ShiftedClock
@@ -117,6 +124,9 @@ def test_a_leaving_peer_says_goodbye_and_is_gone_from_every_roster_two_rounds_la
     for peer in others:
         view = peer.peers_by_round()
         assert (view[6], view[7]) == (4, 3)
+        assert peer.of(PeersChanged) == [
+            PeersChanged(round=7, peers=3, left=1, names={"left": gone.id})
+        ]
 
 
 @pytest.mark.parametrize("pace", PACES)
@@ -291,5 +301,7 @@ def test_who_is_left_alone_says_so_once_and_trains_on(stride: int) -> None:
 
     left, every = in_virtual_time(main)
     assert every >= stride
+    [change] = left.of(PeersChanged)
+    assert (change.peers, change.joined, change.left, change.gone) == (1, 0, 0, 1)
     assert sum("trains on alone" in notice.text for notice in left.of(Notice)) == 1
     assert left.of(Left)[0].finished
