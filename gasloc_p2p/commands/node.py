@@ -30,7 +30,7 @@ from gasloc_p2p.commands.learner import learner_of, training_of
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
 from gasloc_p2p.commands.text import open_text, with_tokenizer_digest
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
-from gasloc_p2p.core.errors import ConfigError, ManifestError
+from gasloc_p2p.core.errors import ConfigError, DiskError, ManifestError
 from gasloc_p2p.core.manifest import (
     MAX_ADDRESSES,
     Invite,
@@ -324,7 +324,11 @@ async def _train(
                 checkpoints=checkpoints_of(config, home),
             )
             result = await node.run(leave)
-        if not await compute.run(lambda: result.write(home)):
+        try:
+            written = await compute.run(lambda: result.write(home))
+        except DiskError as error:
+            raise result.unsaved or error from error
+        if not written:
             observe(Notice(text=f"it left before its first round; the results in {home} stay"))
         elif config.display.mode != "json":
             observe(Notice(text=f"results: {home}"))

@@ -180,7 +180,8 @@ def _create(path: Path, content: bytes) -> None:
             path,
             "cannot be made",
             error.strerror or str(error),
-            "name a file in a folder that this user may write to, on a local disk",
+            "make room there, or name a file in a folder that this user may write to, on a local "
+            "disk: --set net.identity=FILE",
         ) from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from gasloc_p2p.core.errors import DiskError, GaslocError
+from gasloc_p2p.core.errors import CheckpointError, DiskError, GaslocError
 from gasloc_p2p.core.substrate import Compute
 from gasloc_p2p.node.checkpoint import Checkpoint, CheckpointStore, DamagedCheckpointError
 from gasloc_p2p.node.events import Notice, Observer
@@ -32,7 +32,9 @@ class Saver:
         self._saved: int | None = None
         self._failures = 0
         self._why = ""
+        self._is_unfit = False
         self._abandoned = False
+        self._ending = False
         self._offered = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -62,6 +64,7 @@ class Saver:
             Whether the newest checkpoint that was offered is on the disk. If the deadline has
             passed, its writing is given up and the one before it stays, which is said.
         """
+        self._ending = True
         if checkpoint is not None:
             self.offer(checkpoint)
         try:
@@ -81,12 +84,16 @@ class Saver:
         """Return what to tell at the end if the newest checkpoint could not be written."""
         if not self._failures:
             return None
+        what = f"the state after {self._newest} rounds could not be saved"
+        stays = "there is none before it"
+        if self._saved is not None:
+            stays = f"the checkpoint of round {self._saved} stays"
+        why = f"{self._why}; {stays}"
         then = "begins anew" if self._saved is None else "goes on from the one that stays"
-        return DiskError(
-            f"the state after {self._newest} rounds could not be saved",
-            why=f"{self._why}; {self._what_stays()}",
-            fix=f"make room for it, then give the same command again: it {then}",
-        )
+        again = f"give the same command again: it {then}"
+        if self._is_unfit:
+            return CheckpointError(what, why=why, fix=again)
+        return DiskError(what, why=why, fix=f"make room, or the folder writable, then {again}")
 
     async def _write_pending(self, checkpoint: Checkpoint) -> None:
         # A checkpoint that is written must not be held by anything: it is large.
@@ -103,8 +110,8 @@ class Saver:
             self._failures = 0
             return
         self._failures += 1
-        # The first time, the second, the fourth, and so on.
-        if self._failures & (self._failures - 1) == 0:
+        # The first time, the second, the fourth, and so on; of the last one `failure` tells.
+        if not self._ending and self._failures & (self._failures - 1) == 0:
             often = f" ({self._failures} in a row)" if self._failures > 1 else ""
             self._say(
                 f"the checkpoint of round {round} could not be written{often}: {why}; "
@@ -116,8 +123,10 @@ class Saver:
         try:
             self._store.write(checkpoint, abandoned=lambda: self._abandoned)
         except OSError as error:
+            self._is_unfit = False
             return error.strerror or str(error)
         except DamagedCheckpointError as error:
+            self._is_unfit = True
             return str(error)
         return ""
 

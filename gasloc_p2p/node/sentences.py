@@ -64,8 +64,8 @@ def _training(event: Training) -> str:
     count = event.parameters
     many = f"{count:,}" if count < _MANY else f"{count / 1e6:,.1f} M"
     return (
-        f"trains {event.model}, a {event.architecture} of {many} parameters, in {event.precision} on {event.device}; text: {event.text}; "
-        f"exchanges {exchange}"
+        f"trains {event.model}, a {event.architecture} of {many} parameters, in "
+        f"{event.precision} on {event.device}; text: {event.text}; exchanges {exchange}"
     )
 
 
