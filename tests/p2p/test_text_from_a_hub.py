@@ -12,11 +12,12 @@ import pytest
 
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE
 from gasloc_p2p.data.supply import DATA_FOLDER
-from gasloc_p2p.node.events import Left, Notice, Online, RoundFinished
+from gasloc_p2p.node.events import Invitation, Left, Notice, Online, RoundFinished, Training
 from gasloc_p2p.node.result import read_thetas
 from tests.data.hub import MockHub
 from tests.data.texts import documents, write_parquet
-from tests.p2p.real import RealNode, real_swarm
+from tests.p2p.real import QUICK, RealNode, real_swarm, sets
+from tests.train.tiny_models import write_model
 
 pytestmark = [pytest.mark.p2p, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -100,3 +101,38 @@ async def test_a_node_leaves_while_it_waits_for_text(hub: MockHub, tmp_path: Pat
         assert "is gated" in node.child.last_words()
         assert not node.of(RoundFinished)
         assert not node.of(Left)
+
+
+async def test_nodes_train_a_model_of_a_hub_and_tell_its_troubles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "model", "llama")
+    with MockHub(tmp_path / "model", name="their/model").served() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        hub.listings.extend(["429", "503"])
+        async with real_swarm(tmp_path) as swarm:
+            entry = await swarm.bootstrap()
+            model = ("model.name=their/model", "model.weights=existing", "run.initial_peers=2")
+            founder = await swarm.found("founder", entry, *QUICK, *model)
+            await founder.first(Invitation)
+            hub.down = True
+            joiner = await swarm.join("joiner", founder)
+            for node in (founder, joiner):
+                assert await node.ended() == 0
+                [training] = node.of(Training)
+                assert (training.model, training.architecture) == ("their/model", "Llama")
+        words = founder.child.last_words()
+        assert [line.split(" wants ")[-1].split(" is out ")[-1] for line in words.splitlines()] == [
+            "fewer requests (429); next try in 7 s",
+            "of order (503); next try in 2 s",
+        ]
+        assert joiner.child.last_words() == ""
+        assert told(joiner, "the copy in")
+
+        hub.down = False
+        async with real_swarm(tmp_path) as swarm:
+            absent = await swarm.launch("absent", "start", *sets("model.name=their/modle"))
+            assert await absent.ended() == 11
+        assert "no model their/modle on the hub" in absent.child.last_words()
+        assert "Traceback" not in absent.child.last_words()
