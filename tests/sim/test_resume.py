@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gasloc_p2p.config import Config
-from gasloc_p2p.core.errors import ConfigError
+from gasloc_p2p.core.errors import ConfigError, DiskError
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.checkpoint import CheckpointStore
 from gasloc_p2p.node.events import (
@@ -20,6 +20,7 @@ from gasloc_p2p.node.events import (
     RoundStarted,
     WorkTold,
 )
+from gasloc_p2p.node.result import NodeResult
 from gasloc_p2p.simulate.network import Hub
 from tests.sim.conftest import SimulatedPeer, in_virtual_time, quick_config
 
@@ -268,3 +269,40 @@ def test_a_peer_that_slept_through_many_rounds_takes_over_a_donors_parameters(
     assert rounds == sorted(set(rounds))
     tail = [kinds for t, kinds in others[0].edges_by_round().items() if t > jump.to_round + 4]
     assert all(set(kinds) == {"applied"} for kinds in tail)
+
+
+def test_without_room_for_a_checkpoint_nothing_begins() -> None:
+    nowhere = Path("/proc/home")  # a file system on which nothing is free
+    if not nowhere.parent.is_dir():
+        pytest.skip("there is no /proc")
+    config = quick_config(*STEPS)
+
+    async def main() -> SimulatedPeer:
+        async with hub() as network:
+            peer = SimulatedPeer(network, config, 0, home=nowhere)
+            with pytest.raises(DiskError, match="no room for a checkpoint in /proc/home"):
+                await peer.run()
+        return peer
+
+    assert in_virtual_time(main).events == []
+
+
+def test_a_last_state_that_could_not_be_saved_is_part_of_the_result(tmp_path: Path) -> None:
+    config = quick_config(*STEPS, "checkpoint.every_rounds=2")
+
+    async def main() -> tuple[NodeResult, SimulatedPeer]:
+        async with hub() as network, asyncio.TaskGroup() as tasks:
+            peer = SimulatedPeer(network, config, 0, home=tmp_path / "home")
+            running = tasks.create_task(peer.run())
+            await peer.reached(5)
+            (tmp_path / "home").rename(tmp_path / "away")
+            (tmp_path / "home").touch()
+        return running.result(), peer
+
+    result, peer = in_virtual_time(main)
+    assert result.finished
+    assert isinstance(result.unsaved, DiskError)
+    assert "the checkpoint of round 4 stays" in result.unsaved.why
+    assert peer.of(RoundFinished)[-1].report.closing, "training went on"
+    again = in_virtual_time(lambda: run_to_the_end(config, tmp_path / "other", 1))
+    assert digests([peer]) == digests(again)
