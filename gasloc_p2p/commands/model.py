@@ -28,6 +28,7 @@ def with_model_here(
 
     Raises:
         DataError: the model cannot be had.
+        DiskError: there is no room for it.
         ClosedError: `closing` was closed.
     """
     if not config.model.name or config.device.model_folder:

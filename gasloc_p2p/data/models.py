@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 from huggingface_hub import constants
 from huggingface_hub.file_download import REGEX_COMMIT_HASH, repo_folder_name
 
-from gasloc_p2p.core.errors import DataError
+from gasloc_p2p.core.errors import DataError, DiskError
 from gasloc_p2p.data.hub import Hub
 from gasloc_p2p.data.patience import AGAIN_S, Patience
 from gasloc_p2p.data.refusal import require_name
@@ -25,6 +25,7 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 PIECE_BYTES: Final = 16 << 20
 WORTH_TELLING_BYTES: Final = 20 << 20
 """A smaller file is here before anybody wonders."""
+MORE_ROOM: Final = "make room there, or set HF_HOME to a folder on another disk"
 WITHOUT: Final = "name a copy on this disk with device.model_folder"
 
 
@@ -44,8 +45,8 @@ def fetch_model(model: ModelConfig, *, patience: Patience, endpoint: str | None 
         endpoint: address of the hub; None: that of the library, which HF_ENDPOINT sets.
 
     Raises:
-        DataError: it is not there, not accessible, has no weights in safetensors files, or the disk
-            has no room for it.
+        DataError: it is not there, not accessible, or has no weights in safetensors files.
+        DiskError: there is no room for it.
         ClosedError: nobody wants it any more.
     """
     require_name(model.name, kind="model")
@@ -63,7 +64,7 @@ def fetch_model(model: ModelConfig, *, patience: Patience, endpoint: str | None 
     hub.patience = Patience(lambda text: None, _give_up)
     try:
         return _fetched(hub, model, cache)
-    except (_NoAnswerError, DataError):
+    except (_NoAnswerError, DataError, DiskError):
         patience.say(f"the hub does not hand out {model.name}; the copy in {kept} is used")
         return kept
 
@@ -132,10 +133,10 @@ def _fetched(hub: Hub, model: ModelConfig, cache: Path) -> Path:
             branch.parent.mkdir(parents=True, exist_ok=True)
             branch.write_text(listing.commit, encoding="utf-8")
     except OSError as error:
-        raise DataError(
-            f"The model {model.name} cannot be kept in {folder}.",
+        raise DiskError(
+            f"the model {model.name} cannot be kept in {folder}",
             why=error.strerror or str(error),
-            fix="Make room there, or set HF_HOME to a folder on another disk.",
+            fix=MORE_ROOM,
         ) from error
     return folder
 
@@ -198,10 +199,10 @@ def _copy(hub: Hub, name: str, source: BinaryIO, out: BinaryIO) -> None:
         done = out.truncate(0)
     free = shutil.disk_usage(out.name).free
     if size - done > free:
-        raise DataError(
-            f"There is no room on the disk for the model {hub.name}.",
-            why=f"{name} needs {_mb(size - done)}, and {Path(out.name).parent} has {_mb(free)}.",
-            fix="Make room there, or set HF_HOME to a folder on another disk.",
+        raise DiskError(
+            f"there is no room for the model {hub.name} in {Path(out.name).parent}",
+            why=f"{name} needs {_mb(size - done)}, and the disk has {_mb(free)}",
+            fix=MORE_ROOM,
         )
     source.seek(done)
     told_s = hub.clock()
@@ -216,4 +217,4 @@ def _copy(hub: Hub, name: str, source: BinaryIO, out: BinaryIO) -> None:
 
 
 def _mb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.0f} MB"
+    return f"{size_bytes / 1e6:,.1f} MB"

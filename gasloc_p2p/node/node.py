@@ -366,7 +366,12 @@ class Node:
             async with asyncio.timeout(GOODBYE_DEADLINE_S):
                 await self._membership.say_goodbye(self._round)
         except TimeoutError:
-            self._observe(Notice(text="the goodbye was not heard; this peer's lease will lapse"))
+            self._observe(
+                Notice(
+                    text="nobody has heard the goodbye; the others notice within a few rounds that "
+                    "this peer is gone"
+                )
+            )
 
     def _current_state(self) -> State | None:
         if not self._begun:

@@ -374,8 +374,8 @@ class Peer:
         for earlier in outcome.unconfirmed:
             self.observe(
                 Notice(
-                    text=f"{outcome.partner} mixed round {earlier} without hearing whether this "
-                    "peer did"
+                    text=f"the exchange of round {earlier} with {outcome.partner} broke at its "
+                    "last word, so it may count there alone"
                 )
             )
         transfer_s = outcome.elapsed_s - outcome.wait_s

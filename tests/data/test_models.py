@@ -11,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub import constants, snapshot_download
 
-from gasloc_p2p.core.errors import DataError
+from gasloc_p2p.core.errors import DataError, DiskError
 from gasloc_p2p.data.models import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, fetch_model
 from gasloc_p2p.data.patience import ClosedError, Patience
 from gasloc_p2p.train.model import model_of
@@ -222,7 +222,7 @@ def test_a_full_disk_is_told_as_one(bench: Bench) -> None:
     folder = bench.cache / "models--their--model" / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     (folder / f"{CONFIG_FILE}.partial").symlink_to("/dev/full")
-    refused = bench.refused()
-    assert str(folder) in refused.what
-    assert refused.why == "No space left on device"
-    assert "HF_HOME" in refused.fix
+    with pytest.raises(DiskError, match=f"cannot be kept in {folder}") as raised:
+        bench.fetch()
+    assert raised.value.why == "No space left on device"
+    assert "HF_HOME" in raised.value.fix
