@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gasloc_p2p.commands.loading import layers_of, loaded_from, swarm_config
 from gasloc_p2p.commands.options import (
     AlgorithmName,
     ChaosSeed,
@@ -34,10 +34,6 @@ from gasloc_p2p.commands.options import (
     Topology,
 )
 from gasloc_p2p.commands.tokenizer import app as tokenizer_app
-
-if TYPE_CHECKING:
-    from gasloc_p2p.config import Layer, LoadedConfig
-
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -99,7 +95,7 @@ def run_testnet(
     Python's standard library, and exchange parameters in random pairs. Takes about a minute.
     Ctrl-C ends all of them.
     """
-    loaded = _swarm_config(
+    loaded = swarm_config(
         peers,
         config,
         set_,
@@ -147,7 +143,7 @@ def simulate(
     The code of a round is the one that real nodes run, so with the same seed, codec none and one
     thread the parameters come out equal to those of `gasloc testnet`, bit for bit.
     """
-    loaded = _swarm_config(
+    loaded = swarm_config(
         peers, config, set_, algorithm, rounds, topology, codec, local_steps, seed, engine
     )
     from gasloc_p2p.commands import simulate as command
@@ -195,7 +191,7 @@ def study(
     the same command goes on where it was. --set study.seeds=5 adds seeds to what is there,
     --set study.jobs=2 runs two simulations at a time.
     """
-    layers = _layers(config, set_)
+    layers = layers_of(config, set_)
     from gasloc_p2p.commands import study as command
 
     arguments = [name, "--out", out.name]
@@ -218,7 +214,7 @@ def start(config: ConfigFile = None, set_: Set = None, debug: Debug = False) -> 
     one at once. To be reachable from other machines, listen on a fixed port that your router lets
     in:  gasloc start --set net.listen=/ip4/0.0.0.0/tcp/31330
     """
-    loaded = _load(_layers(config, set_))
+    loaded = loaded_from(config, set_)
     from gasloc_p2p.commands import node
 
     node.start(loaded)
@@ -236,10 +232,30 @@ def join(
     Nothing else is needed: what all peers share is fetched from the swarm and checked against the
     invite. Ctrl-C leaves the swarm properly, a second one at once.
     """
-    layers = _layers(config, set_)
+    layers = layers_of(config, set_)
     from gasloc_p2p.commands import node
 
     node.join(invite, layers)
+
+
+@app.command(short_help="Go on with a run of this machine.")
+def resume(
+    run: Annotated[
+        str, typer.Argument(help="Name of the run, or its node's home. [default: the only one]")
+    ] = "",
+    config: ConfigFile = None,
+    set_: Set = None,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run that this machine founded or joined, from its last checkpoint.
+
+    Nothing has to be repeated: the run's settings, and this machine's own as its node was started
+    last, are in its home. --set changes one of this machine's own.
+    """
+    layers = layers_of(config, set_)
+    from gasloc_p2p.commands.resume import resume as go_on
+
+    go_on(run, layers)
 
 
 @app.command(short_help="Run an entry point for others, without training.")
@@ -250,7 +266,7 @@ def bootstrap(config: ConfigFile = None, set_: Set = None, debug: Debug = False)
     ~/.gasloc/bootstrap. Give it a fixed port:  gasloc bootstrap --set
     net.listen=/ip4/0.0.0.0/tcp/31337
     """
-    loaded = _load(_layers(config, set_))
+    loaded = loaded_from(config, set_)
     from gasloc_p2p.commands import bootstrap as command
 
     command.bootstrap(loaded)
@@ -269,7 +285,7 @@ def export(
     """Write a checkpoint's model so that transformers reads it; of a home, the newest one's."""
     from gasloc_p2p.commands.export import export as write
 
-    write(source, folder, _layers(config, set_))
+    write(source, folder, layers_of(config, set_))
 
 
 @config_app.command("init")
@@ -290,7 +306,7 @@ def config_check(
     """Check a TOML file, and whether its outer step is stable."""
     from gasloc_p2p.commands import settings
 
-    settings.check(_load(_layers(file, set_)))
+    settings.check(loaded_from(file, set_))
 
 
 @config_app.command("show")
@@ -298,7 +314,7 @@ def config_show(config: ConfigFile = None, set_: Set = None) -> None:
     """Show every setting: its value, where the value came from, and what it means."""
     from gasloc_p2p.commands import settings
 
-    settings.show(_load(_layers(config, set_)))
+    settings.show(loaded_from(config, set_))
 
 
 @bench_app.command("codec")
@@ -312,7 +328,7 @@ def bench_codec(
 
     Codecs of your own are measured too, with --set node.extensions=FILE. Takes a few seconds.
     """
-    loaded = _load(_layers(config, set_))
+    loaded = loaded_from(config, set_)
     from gasloc_p2p.commands import bench as command
 
     command.codec(loaded.config, as_json=form is OutputFormat.JSON)
@@ -327,59 +343,6 @@ def bench_stream(form: Format = OutputFormat.TEXT, debug: Debug = False) -> None
     from gasloc_p2p.commands import bench as command
 
     command.stream(as_json=form is OutputFormat.JSON)
-
-
-def _layers(file: Path | None, assignments: Sequence[str] | None) -> list[Layer]:
-    from gasloc_p2p.config import assignment_layer, environment_layer, file_layer
-
-    layers = [file_layer(file)] if file is not None else []
-    return [*layers, environment_layer(os.environ), assignment_layer(assignments or ())]
-
-
-def _load(layers: Sequence[Layer]) -> LoadedConfig:
-    from gasloc_p2p.config import load
-
-    return load(layers)
-
-
-def _swarm_config(
-    peers: int,
-    file: Path | None,
-    assignments: Sequence[str] | None,
-    algorithm: str,
-    rounds: int | None,
-    topology: str | None,
-    codec: str | None,
-    local_steps: int | None,
-    seed: int | None,
-    engine: str | None = None,
-    on_one_machine: bool = False,
-) -> LoadedConfig:
-    """Merge the options that `testnet` and `simulate` share with all other settings."""
-    from gasloc_p2p.algorithms import load_algorithm
-    from gasloc_p2p.config import Layer
-
-    options = {
-        "run.rounds": rounds,
-        "run.seed": seed,
-        "gossip.topology": topology,
-        "gossip.codec": codec,
-        "inner.local_steps": local_steps,
-        "simulate.engine": engine,
-    }
-    defaults: dict[str, object] = {"run.id": "testnet"}
-    if on_one_machine:
-        # Its nodes are equally fast; what seems to differ is that they hinder each other.
-        defaults["pace.adapt_steps"] = False
-        # So they compute what `gasloc simulate` does, bit for bit.
-        defaults["device.kind"] = "cpu"
-    layers = [
-        Layer(name="default", values=defaults),
-        *_layers(file, assignments),
-        Layer(name="option", values={k: v for k, v in options.items() if v is not None}),
-        Layer(name="option --peers", values={"run.initial_peers": peers}),
-    ]
-    return load_algorithm(algorithm, layers)
 
 
 def main() -> None:

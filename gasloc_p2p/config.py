@@ -34,6 +34,8 @@ from gasloc_p2p.settings import (
 from gasloc_p2p.train.settings import DataConfig, DeviceConfig, InnerConfig, ModelConfig
 
 ENV_PREFIX = "GASLOC_"
+LIKE = 0.6
+"""Names that are less alike, of 1, are not proposed for one another."""
 SHARED_SECTIONS = ("run", "model", "inner", "outer", "gossip", "pace")
 """Sections that every peer of a run has in common; they make up the manifest."""
 
@@ -216,19 +218,36 @@ def _as_list(field: Any, value: Any) -> Any:
 
 
 def _unknown_key(key: str, source: str) -> ConfigError:
-    known = list(known_keys())
-    by_name = {name.partition(".")[2]: name for name in known}
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    if not near:
-        near = [
-            by_name[n] for n in difflib.get_close_matches(key.partition(".")[2] or key, by_name)
-        ]
+    section = key.partition(".")[0]
+    near = _most_like(key)
     variable = f", {ENV_PREFIX}{key.replace('.', '_').upper()}" if source == "environment" else ""
+    there = ""
+    if near is None and section in Config.model_fields:
+        keys = _section_fields(Config.model_fields[section].annotation)
+        there = f"the section {section} has {', '.join(keys)}; "
+    elif near is None:
+        there = f"the sections are {', '.join(Config.model_fields)}; "
     return ConfigError(
         f"unknown setting {key!r} ({source}{variable})",
-        why=f"did you mean {near[0]!r}?" if near else "no setting has a name like it",
-        fix="`gasloc config show` lists every setting with its meaning",
+        why=f"did you mean {near!r}?" if near else "no setting has a name like it",
+        fix=f"{there}`gasloc config show` lists every setting with its meaning",
     )
+
+
+def _most_like(key: str) -> str | None:
+    """Return the setting whose name is most like that in `key`, or None if none really is."""
+    section, _, name = key.rpartition(".")
+
+    def likeness(known: str) -> tuple[float, float]:
+        there, _, other = known.partition(".")
+        return _ratio(name, other), _ratio(section, there)
+
+    best = max(known_keys(), key=likeness)
+    return best if likeness(best)[0] >= LIKE else None
+
+
+def _ratio(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def _refused_value(detail: ErrorDetails, origins: Mapping[str, str]) -> ConfigError:
@@ -262,9 +281,15 @@ def default_toml() -> str:
 def to_toml(config: Config, *, skip: Iterable[str] = ()) -> str:
     """Return `config` as TOML, without the sections in `skip`."""
     left_out = set(skip)
+    tables = config.model_dump(mode="json")
+    return tables_to_toml({name: tables[name] for name in tables if name not in left_out})
+
+
+def tables_to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return sections of settings as TOML."""
     lines: list[str] = []
-    for section, table in config.model_dump(mode="json").items():
-        if section not in left_out:
-            lines.append(f"[{section}]")
-            lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    for section, table in tables.items():
+        lines.append(f"[{section}]")
+        # JSON would escape some characters as two halves of a pair, which is no TOML.
+        lines += [f"{key} = {json.dumps(table[key], ensure_ascii=False)}" for key in table]
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ from gasloc_p2p.core.pace import Pace, SecondsPace, StepsPace
 from gasloc_p2p.core.registry import Registry, is_name
 from gasloc_p2p.core.stability import check_stability
 from gasloc_p2p.core.topology import TOPOLOGIES
+from gasloc_p2p.sense import require_sense
 from gasloc_p2p.train.model import preset_length, windows_per_step
 from gasloc_p2p.train.optimizers import INNER_OPTIMIZERS
 from gasloc_p2p.trial import try_codec, try_inner_optimizer, try_rule, try_topology
@@ -26,8 +27,8 @@ def found(config: Config, *, now_s: float) -> Manifest:
         now_s: unix seconds; in pace `seconds`, round 0 begins `pace.start_delay_s` later.
 
     Raises:
-        ConfigError: no outer rule, topology or codec has the name that is set, or a step is not a
-            whole number of windows.
+        ConfigError: no outer rule, topology or codec has the name that is set, a step is not a
+            whole number of windows, or settings contradict each other.
         UnstableError: peers would drift apart with this outer step and topology.
     """
     check_outer(config)
@@ -38,15 +39,17 @@ def found(config: Config, *, now_s: float) -> Manifest:
 
 
 def check_outer(config: Config) -> None:
-    """Refuse unknown names, what does not work, and an outer step that diverges.
+    """Refuse contradictions, unknown names, what does not work, and an outer step that diverges.
 
     The last one is let through with `outer.force`.
 
     Raises:
-        ConfigError: no outer rule, topology, codec or inner optimizer has the name that is set, one
-            of them does not work, or the stability of the rule cannot be computed.
+        ConfigError: settings contradict each other; no outer rule, topology, codec or inner
+            optimizer has the name that is set, one of them does not work, or the stability of the
+            rule cannot be computed.
         UnstableError: the radius is above 1; the message names stable values.
     """
+    require_sense(config)
     outer, topology = config.outer, config.gossip.topology
     try_rule(outer_rule(outer.rule, lr=outer.lr, momentum=outer.momentum))
     try_topology(topology)

@@ -63,6 +63,26 @@ def check_output_file(path: Path | None) -> None:
     raise ConfigError(f"cannot write {path}", why=why, fix="name a file in an existing folder")
 
 
+def check_place(path: Path, setting: str) -> None:
+    """Make sure that a folder can be written to, or made, without making it.
+
+    Raises:
+        ConfigError: it cannot; `setting` names it.
+    """
+    there = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))
+    if not there.is_dir():
+        why = f"{there} is a file" if there.is_file() else f"{there} is no folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        why = f"writing to {there} is not permitted"
+    else:
+        return
+    raise ConfigError(
+        f"cannot use the folder {path}",
+        why=why,
+        fix=f"name one that you can write to: --set {setting}=...",
+    )
+
+
 def make_folder(path: Path) -> None:
     """Create a folder for results, and those above it, unless it is there.
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gasloc_p2p.commands.home import RUN_FILE, checkpoints_of, kept_manifest
+from gasloc_p2p.commands.home import RUN_FILE, checkpoints_of, home_layers, kept_manifest
 from gasloc_p2p.commands.model import with_model_here
 from gasloc_p2p.config import Layer, load
 from gasloc_p2p.core.errors import CheckpointError, ConfigError
@@ -15,7 +15,6 @@ from gasloc_p2p.data.feed import Closing
 from gasloc_p2p.data.patience import Patience
 from gasloc_p2p.data.supply import DATA_FOLDER, load_tokenizer
 from gasloc_p2p.data.tokens import Pieces
-from gasloc_p2p.founding import manifest_layer
 from gasloc_p2p.node.checkpoint import CheckpointStore, DamagedCheckpointError
 from gasloc_p2p.train.export import export_model, export_tokenizer
 from gasloc_p2p.train.model import model_of
@@ -27,7 +26,8 @@ def export(source: Path, folder: Path, layers: Sequence[Layer]) -> None:
     Args:
         source: the home of a node, whose newest checkpoint is taken, or one checkpoint in it.
         folder: where to; empty, or not there yet.
-        layers: this machine's own settings.
+        layers: this machine's own settings, where they are not those that the node was started
+            with.
 
     Raises:
         CheckpointError: there is no checkpoint, or it cannot be used.
@@ -41,7 +41,7 @@ def export(source: Path, folder: Path, layers: Sequence[Layer]) -> None:
             fix="name a folder that is empty or not there yet",
         )
     home, manifest = _home_of(source)
-    config = load([manifest_layer(manifest), *layers]).config
+    config = load(home_layers(home, layers)).config
     store = checkpoints_of(config, home)
     at = _round_of(source, home, store)
     try:

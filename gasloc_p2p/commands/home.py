@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from blake3 import blake3
 
 from gasloc_p2p.commands.arguments import make_folder, write_text_file
-from gasloc_p2p.commands.model import with_model_here
-from gasloc_p2p.config import Config, LoadedConfig
+from gasloc_p2p.commands.model import check_model, with_model_here
+from gasloc_p2p.config import Config, Layer, LoadedConfig, file_layer, load, tables_to_toml
 from gasloc_p2p.core.errors import ConfigError, DiskError, ManifestError
 from gasloc_p2p.core.manifest import Manifest, parse_manifest
-from gasloc_p2p.founding import found
+from gasloc_p2p.data.shards import HUB
+from gasloc_p2p.founding import found, manifest_layer
 from gasloc_p2p.net.identity import Identity
 from gasloc_p2p.node.checkpoint import CheckpointStore
 from gasloc_p2p.train.model import digest_of
 
 RUN_FILE = "run.json"
+OWN_FILE = "own.toml"
+OWN_SECTIONS = ("data", "device", "net", "node", "checkpoint")
+OF_ONE_START = ("home", "exit_with_stdin", "address_file", "invite_file")
+"""Keys of `node` that say nothing of the next start."""
+PATHS = (
+    ("data", "path"),
+    ("data", "tokenizer_file"),
+    ("device", "model_folder"),
+    ("net", "identity"),
+)
 CHECKPOINT_FOLDER = "checkpoints"
 
 
@@ -39,10 +51,17 @@ def open_identity(config: Config, home: Path) -> Identity:
     return Identity.load_or_create(home / "identity")
 
 
-def found_or_resume(loaded: LoadedConfig, *, now_s: float) -> tuple[Config, Manifest]:
+def found_or_resume(
+    loaded: LoadedConfig, *, now_s: float, vocabulary: int = 0
+) -> tuple[Config, Manifest]:
     """Return the run that the home holds, if its settings are these, or found one.
 
     A run without a name takes that of the home, so that the same command resumes it.
+
+    Args:
+        loaded: the node's settings.
+        now_s: unix seconds.
+        vocabulary: tokens of the run's tokenizer, which a model must have; 0: not known.
 
     Raises:
         ConfigError: the home holds a run with other shared settings, or a setting is refused.
@@ -52,7 +71,7 @@ def found_or_resume(loaded: LoadedConfig, *, now_s: float) -> tuple[Config, Mani
     config = loaded.config
     kept = kept_manifest(home_of(config, config.run.id))
     if kept is None:
-        config = _with_model_digest(config)
+        config = _with_model_digest(config, vocabulary)
         return config, found(config, now_s=now_s)
     if "run.id" not in loaded.origins:
         run = config.run.model_copy(update={"id": kept.run_id})
@@ -65,7 +84,7 @@ def found_or_resume(loaded: LoadedConfig, *, now_s: float) -> tuple[Config, Mani
     return config, kept
 
 
-def _with_model_digest(config: Config) -> Config:
+def _with_model_digest(config: Config, vocabulary: int) -> Config:
     """Return the configuration with what the founder alone fills in.
 
     Raises:
@@ -75,6 +94,7 @@ def _with_model_digest(config: Config) -> Config:
     if not config.model.name or config.model.digest:
         return config
     config = with_model_here(config)
+    check_model(config, vocabulary=vocabulary)
     digest = digest_of(config.model, folder=config.device.model_folder)
     model = config.model.model_copy(update={"digest": digest})
     return config.model_copy(update={"model": model})
@@ -135,6 +155,17 @@ def kept_manifest(home: Path) -> Manifest | None:
         ) from None
 
 
+def keep_run(home: Path, manifest: Manifest, config: Config) -> None:
+    """Write down which run the home belongs to, and the node's own settings in it.
+
+    Raises:
+        ConfigError: there is a file that cannot be used.
+        DiskError: it cannot be written, as on a full disk.
+    """
+    _keep(home / OWN_FILE, _own_settings(config))
+    keep_manifest(home, manifest)
+
+
 def keep_manifest(home: Path, manifest: Manifest) -> None:
     """Write down which run the home belongs to, unless that is written there.
 
@@ -142,16 +173,60 @@ def keep_manifest(home: Path, manifest: Manifest) -> None:
         ConfigError: there is a file that cannot be used.
         DiskError: it cannot be written, as on a full disk.
     """
-    if kept_manifest(home) == manifest:
-        return
+    if kept_manifest(home) != manifest:
+        _keep(home / RUN_FILE, manifest.encode().decode())
+
+
+def _keep(file: Path, text: str) -> None:
     try:
-        write_text_file(str(home / RUN_FILE), manifest.encode().decode())
+        write_text_file(str(file), text)
     except OSError as error:
         raise DiskError(
-            f"cannot write {home / RUN_FILE}",
+            f"cannot write {file}",
             why=error.strerror or str(error),
             fix="make room there, or name another node.home",
         ) from None
+
+
+def _own_settings(config: Config) -> str:
+    """Return as TOML what a node was told beside the run's settings; none of it is secret."""
+    tables = config.model_dump(mode="json", include=set(OWN_SECTIONS), exclude_defaults=True)
+    for key in OF_ONE_START:
+        tables.get("node", {}).pop(key, None)
+    for section, key in PATHS:
+        name = tables.get(section, {}).get(key)
+        if name and not name.startswith(HUB):
+            tables[section][key] = str(Path(name).expanduser().absolute())
+    return (
+        "# This machine's own settings in this run, as the node was started last; `gasloc export`\n"
+        "# and `gasloc resume` begin with them.\n" + tables_to_toml(tables)
+    )
+
+
+def home_layers(home: Path, layers: Sequence[Layer]) -> list[Layer]:
+    """Return the run's settings, the node's own ones in it, and over them `layers`.
+
+    Raises:
+        ConfigError: the home holds no run, or what it holds cannot be used.
+    """
+    manifest = kept_manifest(home)
+    if manifest is None:
+        raise ConfigError(
+            f"{home} is not the home of a node",
+            why=f"it has no file {RUN_FILE}",
+            fix="name the folder that `gasloc start` and `gasloc join` call the results' folder",
+        )
+    file = home / OWN_FILE
+    own = [*([file_layer(file)] if file.exists() else []), *layers]
+    # The run may use what an extension registers, which this loads.
+    load(own)
+    return [manifest_layer(manifest), *own]
+
+
+def homes() -> list[Path]:
+    """Return the homes below ~/.gasloc that hold a run, the newest first."""
+    files = (Path.home() / ".gasloc").glob(f"*/{RUN_FILE}")
+    return [file.parent for file in sorted(files, key=lambda file: -file.stat().st_mtime)]
 
 
 def checkpoints_of(config: Config, home: Path) -> CheckpointStore:

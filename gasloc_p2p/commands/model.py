@@ -6,8 +6,10 @@ import sys
 from collections.abc import Callable
 
 from gasloc_p2p.config import Config
+from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.data.feed import Closing
 from gasloc_p2p.data.patience import Patience
+from gasloc_p2p.train.model import length_of, windows_per_step
 
 
 def _to_stderr(text: str) -> None:
@@ -40,3 +42,36 @@ def with_model_here(
     folder = fetch_model(config.model, patience=patience)
     device = config.device.model_copy(update={"model_folder": str(folder)})
     return config.model_copy(update={"device": device})
+
+
+def check_model(config: Config, *, vocabulary: int = 0) -> None:
+    """Refuse a model that does not fit the tokenizer, the windows or the processes of this node.
+
+    One that is still to be fetched from a hub is passed over.
+
+    Args:
+        config: all settings of the node.
+        vocabulary: tokens of the run's tokenizer; 0: not known yet.
+
+    Raises:
+        ConfigError: it does not, or it cannot be had.
+    """
+    device = config.device
+    if config.model.name and not device.model_folder:
+        return
+    length = length_of(config.model, vocabulary=vocabulary, folder=device.model_folder)
+    require_windows(device.processes, windows_per_step(config.inner, length))
+
+
+def require_windows(processes: int, windows: int) -> None:
+    """Refuse more processes than a step has windows.
+
+    Raises:
+        ConfigError: there are too many.
+    """
+    if processes > windows:
+        raise ConfigError(
+            f"device.processes = {processes}, but a step has {windows} windows",
+            why="each process takes at least one window of every step",
+            fix=f"set device.processes to at most {windows}",
+        )

@@ -19,15 +19,18 @@ from gasloc_p2p.commands.arguments import (
     remove_stale_file,
     write_text_file,
 )
+from gasloc_p2p.commands.beforehand import check_own, check_start
 from gasloc_p2p.commands.home import (
     checkpoints_of,
     found_or_resume,
     home_of,
-    keep_manifest,
+    keep_run,
     open_identity,
 )
 from gasloc_p2p.commands.learner import learner_of, training_of
 from gasloc_p2p.commands.lifetime import Leave, run_until_asked
+from gasloc_p2p.commands.model import check_model
+from gasloc_p2p.commands.settings import tell_idle
 from gasloc_p2p.commands.text import open_text, with_tokenizer_digest
 from gasloc_p2p.config import SHARED_SECTIONS, Config, Layer, LoadedConfig, load
 from gasloc_p2p.core.errors import ConfigError, DiskError, ManifestError
@@ -106,7 +109,15 @@ def start(loaded: LoadedConfig) -> None:
         GaslocError: anything that a person has to mend first.
     """
     require_node_rule(loaded.config)
-    config, manifest = found_or_resume(with_tokenizer_digest(loaded), now_s=time.time())
+    check_start(loaded.config)
+    tell_idle(loaded)
+    loaded, vocabulary = with_tokenizer_digest(loaded)
+    check_model(loaded.config, vocabulary=vocabulary)
+    config, manifest = found_or_resume(loaded, now_s=time.time(), vocabulary=vocabulary)
+    bootstrap = read_addresses(config.net.bootstrap)
+    config = _with_bootstrap(config, bootstrap)
+    # Where a hub's model lies on this disk is no choice of a person's.
+    own = config.model_copy(update={"device": loaded.config.device})
     # Whoever holds the identity also owns the invite's file.
     open_identity(config, home_of(config, config.run.id)).close()
     remove_stale_file(config.node.invite_file)
@@ -117,25 +128,26 @@ def start(loaded: LoadedConfig) -> None:
         )
         with display:
             observe = _only_peer(display.observe)
-            async with _Online(config, bootstrap=config.net.bootstrap, observe=observe) as network:
+            async with _Online(config, bootstrap=bootstrap, observe=observe) as network:
                 invite = Invite(
                     run_id=config.run.id,
-                    bootstrap=invite_addresses(
-                        await network.addresses(), read_addresses(config.net.bootstrap)
-                    ),
+                    bootstrap=invite_addresses(await network.addresses(), bootstrap),
                     digest=manifest.digest,
                 )
                 _warn_of_loopback(invite, observe)
+                home = home_of(config, config.run.id)
+                await asyncio.to_thread(keep_run, home, manifest, own)
                 # Reading a large model takes longer than those who join are ready to wait.
                 await network.publish_manifest(
                     invite.run_id, manifest.encode(), deadline_s=MANIFEST_DEADLINE_S
                 )
                 observe(Invitation(invite=invite.encode()))
                 if "run.id" not in loaded.origins:
-                    observe(Notice(text=f"to resume this run later: --set run.id={config.run.id}"))
+                    where = config.node.home or config.run.id
+                    observe(Notice(text=f"to resume this run later: gasloc resume {where}"))
                 if config.node.invite_file:
                     write_text_file(config.node.invite_file, invite.encode())
-                await _train(config, manifest, network, observe, leave)
+                await _train(config, own, manifest, network, observe, leave)
 
     run_until_asked(main, exit_with_stdin=config.node.exit_with_stdin)
 
@@ -152,6 +164,7 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
     """
     invite = parse_invite(read_argument(invite_text))
     own = load(_local_only(layers)).config
+    check_own(own, home_of(own, invite.run_id))
 
     async def main(leave: Leave) -> None:
         # Until the manifest is here, nobody knows how many rounds a live table would have.
@@ -159,7 +172,7 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
             "json" if own.display.mode == "json" else "plain", title="", peers=1, rounds=0
         )
         early.say(f"joining run {invite.run_id}")
-        bootstrap = tuple(dict.fromkeys(invite.bootstrap + own.net.bootstrap))
+        bootstrap = tuple(dict.fromkeys(invite.bootstrap + read_addresses(own.net.bootstrap)))
         online = _Online(
             own,
             bootstrap=bootstrap,
@@ -168,8 +181,11 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
         )
         async with online as network:
             manifest = await _fetch_manifest(network, invite)
-            config = load([manifest_layer(manifest), *layers]).config
+            loaded = load([manifest_layer(manifest), *layers])
+            config = _with_bootstrap(loaded.config, bootstrap)
             require_node_rule(config)
+            await asyncio.to_thread(check_model, config)
+            tell_idle(loaded)
             display = make_display(
                 config.display.mode,
                 title=f"run {config.run.id}",
@@ -181,9 +197,14 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
                 display.observe(
                     0, Online(peer_id=network.peer_id, addresses=await network.addresses())
                 )
-                await _train(config, manifest, network, _only_peer(display.observe), leave)
+                await _train(config, config, manifest, network, _only_peer(display.observe), leave)
 
     run_until_asked(main, exit_with_stdin=own.node.exit_with_stdin)
+
+
+def _with_bootstrap(config: Config, addresses: tuple[str, ...]) -> Config:
+    net = config.net.model_copy(update={"bootstrap": addresses})
+    return config.model_copy(update={"net": net})
 
 
 def _only_peer(observe: Callable[[int, Event], None]) -> Observer:
@@ -222,7 +243,7 @@ class _Online:
         run_id: str = "",
     ) -> None:
         self._config = config
-        self._bootstrap = read_addresses(bootstrap)
+        self._bootstrap = bootstrap
         self._home = home_of(config, run_id or config.run.id)
         self._undo = AsyncExitStack()
         self.observe = observe
@@ -288,6 +309,7 @@ async def _fetch_manifest(network: SupervisedNetwork, invite: Invite) -> Manifes
 
 async def _train(
     config: Config,
+    own: Config,
     manifest: Manifest,
     network: SupervisedNetwork,
     observe: Observer,
@@ -303,11 +325,12 @@ async def _train(
         loop.call_soon_threadsafe(observe, Notice(text=text))
 
     try:
-        await compute.aside(lambda: keep_manifest(home, manifest))
         config, text = await open_text(
             config, home=home, peer_id=network.peer_id, observe=observe, closing=closing
         )
         async with learner_of(config, text, network.peer_id, compute, notice) as learner:
+            # A home is that of a run only once its text and its model are fit for it.
+            await compute.aside(lambda: keep_run(home, manifest, own))
             if isinstance(learner.samples, Feed):
                 compute.wait_for_text(partial(learner.samples.ready, learner.windows))
             observe(training_of(config, learner))

@@ -68,7 +68,7 @@ class Ranks:
         Raises:
             DeviceError: they did not all come.
         """
-        return Group.meet(rank=0, size=self.size, folder=self._folder, interface=_loopback())
+        return Group.meet(rank=0, size=self.size, folder=self._folder, interface=loopback())
 
     async def end(self) -> None:
         """Wait until all have ended; whoever does not in time is killed."""
@@ -91,7 +91,7 @@ class Ranks:
             rank=rank,
             ranks=self.size,
             folder=self._folder,
-            interface=_loopback(),
+            interface=loopback(),
             model=config.model,
             vocabulary=self._vocabulary,
             inner=config.inner,
@@ -118,7 +118,12 @@ async def ranks_of(config: Config, *, vocabulary: int) -> AsyncIterator[Ranks]:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _loopback() -> str:
+def loopback() -> str:
+    """Return the name of this machine's loopback device.
+
+    Raises:
+        ConfigError: this system has none that is known.
+    """
     if sys.platform not in LOOPBACK:
         raise ConfigError(
             "device.processes works on Linux and macOS only",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from gasloc_p2p.config import LoadedConfig, default_toml, known_keys
@@ -10,6 +11,7 @@ from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.core.stability import radius
 from gasloc_p2p.core.topology import TOPOLOGIES
 from gasloc_p2p.founding import check_outer
+from gasloc_p2p.sense import idle_settings
 
 
 def init(path: Path) -> None:
@@ -38,10 +40,12 @@ def check(loaded: LoadedConfig) -> None:
     """Check what only shows when values are taken together.
 
     Raises:
-        ConfigError: no outer rule, topology or codec has the name that is set.
+        ConfigError: settings contradict each other, or no outer rule, topology or codec has the
+            name that is set.
         UnstableError: peers would drift apart with this outer step and topology.
     """
     check_outer(loaded.config)
+    tell_idle(loaded)
     outer, topology = loaded.config.outer, loaded.config.gossip.topology
     print("all settings are accepted")
     try:
@@ -55,6 +59,12 @@ def check(loaded: LoadedConfig) -> None:
         f"without gradients, the {what} between peers goes to {found:.2f} of itself per round"
         " (below 1 they come together)"
     )
+
+
+def tell_idle(loaded: LoadedConfig) -> None:
+    """Write a line to standard error about every setting that was chosen for nothing."""
+    for sentence in idle_settings(loaded):
+        print(f"gasloc: {sentence}", file=sys.stderr)
 
 
 def show(loaded: LoadedConfig) -> None:

@@ -16,12 +16,16 @@ from gasloc_p2p.data.feed import Closing
 from gasloc_p2p.data.patience import Patience
 from gasloc_p2p.data.supply import DATA_FOLDER, load_tokenizer
 from gasloc_p2p.data.supply import open_text as open_here
+from gasloc_p2p.data.tokens import Bytes
 from gasloc_p2p.node.events import Notice, Observer
 from gasloc_p2p.train.samples import Text
 
 
-def with_tokenizer_digest(loaded: LoadedConfig) -> LoadedConfig:
+def with_tokenizer_digest(loaded: LoadedConfig) -> tuple[LoadedConfig, int]:
     """Write the digest of the tokenizer into the settings of a run that is founded or resumed.
+
+    Returns:
+        The settings, and how many tokens the tokenizer has.
 
     Raises:
         ConfigError: the home holds a run that cannot be read.
@@ -29,7 +33,7 @@ def with_tokenizer_digest(loaded: LoadedConfig) -> LoadedConfig:
     """
     config = loaded.config
     if config.model.tokenizer == "bytes":
-        return loaded
+        return loaded, Bytes.vocabulary
     home = home_of(config, config.run.id)
     kept = kept_manifest(home)
     if kept is not None:
@@ -41,7 +45,8 @@ def with_tokenizer_digest(loaded: LoadedConfig) -> LoadedConfig:
         patience=Patience(lambda text: print(text, file=sys.stderr), Closing().pause),
     )
     model = config.model.model_copy(update={"tokenizer_digest": tokenizer.digest})
-    return LoadedConfig(config=config.model_copy(update={"model": model}), origins=loaded.origins)
+    config = config.model_copy(update={"model": model})
+    return LoadedConfig(config=config, origins=loaded.origins), tokenizer.vocabulary
 
 
 async def open_text(

@@ -9,6 +9,8 @@ from typing import BinaryIO, Protocol
 
 from gasloc_p2p.core.errors import DataError
 
+HUB = "hub:"
+"""How a `data.path` begins that names a data set of the Hugging Face hub."""
 STREAMED = (".parquet", ".jsonl", ".jsonl.gz", ".json.gz")
 """Suffixes of files that hold documents wherever they lie."""
 NAMED = (*STREAMED, ".json")

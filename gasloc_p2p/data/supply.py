@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from gasloc_p2p.data.feed import Closing, Feed
 from gasloc_p2p.data.hub import Hub, HubListing, HubShards
 from gasloc_p2p.data.order import is_held_out
 from gasloc_p2p.data.patience import Patience
-from gasloc_p2p.data.shards import LocalShards, Shards, holds_documents
+from gasloc_p2p.data.shards import HUB, LocalShards, Shards, holds_documents
 from gasloc_p2p.data.shelf import Shelf
 from gasloc_p2p.data.stream import Stream
 from gasloc_p2p.data.tokens import Bytes, Pieces, Tokenizer, Tokens, read_tokenizer
@@ -27,7 +27,6 @@ from gasloc_p2p.train.data import Corpus, load_corpus, validation_windows
 from gasloc_p2p.train.samples import Supply, Text, TextInMemory
 from gasloc_p2p.train.settings import DataConfig, ModelConfig
 
-HUB = "hub:"
 DATA_FOLDER = "data"
 LISTING_FILE = "listing"
 STREAM_FILE = "stream"
@@ -261,7 +260,7 @@ def _kept_tokens(
 
 def training_documents(
     data: DataConfig, *, folder: Path, patience: Patience, limit_bytes: int
-) -> Iterator[bytes]:
+) -> Generator[bytes]:
     """Yield documents to train on, in the order of their names, until there is enough.
 
     Raises:

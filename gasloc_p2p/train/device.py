@@ -50,11 +50,15 @@ class Device:
         return "fp32" if self.autocast is None else "bf16"
 
 
-def device_of(config: DeviceConfig, *, rank: int = 0) -> Device:
-    """Return the device that the settings name, and of several GPUs the one of this rank.
+def require_device(config: DeviceConfig, *, processes: int = 1) -> str:
+    """Return the kind of device that the settings name: "cpu", "cuda" or "mps".
+
+    Args:
+        config: the settings.
+        processes: how many processes want one each, where they are GPUs.
 
     Raises:
-        DeviceError: it is not there.
+        DeviceError: it is not there, or not often enough.
     """
     kind = config.kind
     there = {
@@ -70,15 +74,25 @@ def device_of(config: DeviceConfig, *, rank: int = 0) -> Device:
             why="there is none, its driver does not work, or this torch was built without it",
             fix="set device.kind=cpu, or install the torch that pytorch.org names for this machine",
         )
+    if kind == "cuda" and processes > torch.cuda.device_count():
+        raise DeviceError(
+            f"device.processes asks for {processes} GPUs, and there are "
+            f"{torch.cuda.device_count()}",
+            why="every process of a node trains on a GPU of its own",
+            fix="set device.processes to the number of GPUs",
+        )
+    return kind
+
+
+def device_of(config: DeviceConfig, *, rank: int = 0) -> Device:
+    """Return the device that the settings name, and of several GPUs the one of this rank.
+
+    Raises:
+        DeviceError: it is not there.
+    """
+    kind = require_device(config, processes=rank + 1)
     lowered = config.precision == "bf16" or (config.precision == "auto" and kind == "cuda")
     if kind == "cuda":
-        if rank >= torch.cuda.device_count():
-            raise DeviceError(
-                f"device.processes asks for {rank + 1} GPUs, and there are "
-                f"{torch.cuda.device_count()}",
-                why="every process of a node trains on a GPU of its own",
-                fix="set device.processes to the number of GPUs",
-            )
         torch.cuda.set_device(rank)
     place = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     return Device(place=place, autocast=torch.bfloat16 if lowered else None)

@@ -16,6 +16,7 @@ from torch import nn
 
 from gasloc_p2p.core.errors import ConfigError
 from gasloc_p2p.train.initial import initialise
+from gasloc_p2p.train.model import require_model_folder
 from gasloc_p2p.train.parameters import ParameterView, theta_digest
 from gasloc_p2p.train.settings import ModelConfig
 
@@ -64,14 +65,8 @@ class NamedModel:
 
         logging.getLogger("transformers").setLevel(logging.ERROR)
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
+        require_model_folder(folder)
         source = str(Path(folder).expanduser())
-        if not Path(source, "config.json").is_file():
-            raise ConfigError(
-                f"there is no model in {source}",
-                why="device.model_folder names a folder with a config.json, as transformers' "
-                "save_pretrained writes it",
-                fix="correct device.model_folder, or leave it empty to fetch the model by its name",
-            )
         try:
             described, _ = PretrainedConfig.get_config_dict(source, local_files_only=True)
         except (OSError, ValueError) as error:
@@ -102,6 +97,20 @@ class NamedModel:
                 fix=f"set model.sequence_length to {most} or less",
             )
         return wanted or min(DEFAULT_LENGTH, most or DEFAULT_LENGTH)
+
+    def require_tokens(self, vocabulary: int) -> None:
+        """Refuse a tokenizer with more tokens than existing weights are for.
+
+        Raises:
+            ConfigError: it has.
+        """
+        has = self.config.get_text_config().vocab_size
+        if self.model.weights == "existing" and vocabulary > has:
+            raise ConfigError(
+                f"the tokenizer has {vocabulary} tokens, and {self.model.name} {has}",
+                why="existing weights go with the tokenizer that they were trained with",
+                fix="set model.tokenizer to that of the model, or model.weights=fresh",
+            )
 
     def build(self, *, seed: int, vocabulary: int) -> nn.Module:
         """Return the model, fp32 on the CPU.
@@ -163,13 +172,7 @@ class NamedModel:
     def _loaded(self, vocabulary: int) -> nn.Module:
         from transformers import AutoModelForCausalLM
 
-        has = self.config.get_text_config().vocab_size
-        if vocabulary > has:
-            raise ConfigError(
-                f"the tokenizer has {vocabulary} tokens, and {self.model.name} {has}",
-                why="existing weights go with the tokenizer that they were trained with",
-                fix="set model.tokenizer to that of the model, or model.weights=fresh",
-            )
+        self.require_tokens(vocabulary)
         try:
             make: Any = AutoModelForCausalLM
             module: nn.Module

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,6 +99,22 @@ def model_of(
     return BuiltModel(module=module, sequence_length=length)
 
 
+def require_model_folder(folder: str) -> None:
+    """Refuse a folder that holds no model; an empty name is that of none.
+
+    Raises:
+        ConfigError: it has no config.json.
+    """
+    place = Path(folder).expanduser()
+    if folder and not (place / "config.json").is_file():
+        raise ConfigError(
+            f"there is no model in {place}",
+            why="device.model_folder names a folder with a config.json, as transformers' "
+            "save_pretrained writes it",
+            fix="correct device.model_folder, or leave it empty to fetch the model by its name",
+        )
+
+
 def digest_of(model: ModelConfig, *, folder: str = "") -> str:
     """Return, in hex, the digest of the model that `model.name` names; empty for a preset.
 
@@ -115,6 +132,26 @@ def digest_of(model: ModelConfig, *, folder: str = "") -> str:
     if model.weights == "fresh":
         return named.digest(None)
     return named.digest(named.build(seed=0, vocabulary=1))
+
+
+def length_of(model: ModelConfig, *, vocabulary: int, folder: str = "") -> int:
+    """Return the tokens of one window, without building the model.
+
+    Args:
+        model: the settings.
+        vocabulary: tokens of the run's tokenizer.
+        folder: where the files of `model.name` lie; empty: they come from the hub.
+
+    Raises:
+        ConfigError: the model cannot be had, or fits neither the windows nor the tokenizer.
+    """
+    if not model.name:
+        return preset_length(model)
+    from gasloc_p2p.train.hub import NamedModel
+
+    named = NamedModel.open(model, folder=folder)
+    named.require_tokens(vocabulary)
+    return named.sequence_length
 
 
 def preset_length(model: ModelConfig) -> int:

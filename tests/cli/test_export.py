@@ -12,15 +12,21 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gasloc_p2p.commands.export import export
-from gasloc_p2p.commands.home import checkpoints_of, keep_manifest
-from gasloc_p2p.config import Config
+from gasloc_p2p.commands.home import checkpoints_of, found_or_resume, keep_manifest, keep_run
+from gasloc_p2p.commands.text import with_tokenizer_digest
+from gasloc_p2p.config import Config, assignment_layer, load
 from gasloc_p2p.core.errors import CheckpointError, ConfigError
+from gasloc_p2p.core.manifest import Manifest
+from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.data.tokens import END_OF_TEXT, Pieces, train_tokenizer
 from gasloc_p2p.founding import found
 from gasloc_p2p.node.checkpoint import Checkpoint, Progress
 from gasloc_p2p.train.data import Corpus, validation_windows
 from gasloc_p2p.train.export import export_tokenizer
 from gasloc_p2p.train.learner import Learner, build_learner
+from gasloc_p2p.train.model import model_of
+from gasloc_p2p.train.parameters import ParameterView
+from tests.train.tiny_models import write_model
 
 LR = 2e-3
 TEXT = "".join(f"def square_{n}():\n    return {n * n}\n" for n in range(900)).encode()
@@ -39,6 +45,19 @@ def learner() -> Learner:
 def loss_of(model: Any, tokens: Tensor) -> Tensor:
     logits = model(input_ids=tokens[:, :-1]).logits
     return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def progress(manifest: Manifest, schema_digest: bytes, round: int, next_sample: int) -> Progress:
+    return Progress(
+        run_id="mine",
+        run_digest=manifest.digest,
+        schema_digest=schema_digest,
+        peer_id="a",
+        round=round,
+        next_sample=next_sample,
+        warmup_steps_left=0,
+        written_unix_s=0.0,
+    )
 
 
 @pytest.fixture
@@ -60,16 +79,7 @@ def home(trained: Learner, tmp_path: Path) -> Path:
     for round, theta in ((1, learner().theta()), (2, trained.theta())):
         checkpoints_of(CONFIG, home).write(
             Checkpoint(
-                progress=Progress(
-                    run_id="mine",
-                    run_digest=manifest.digest,
-                    schema_digest=trained.schema_digest,
-                    peer_id="a",
-                    round=round,
-                    next_sample=state.next_sample,
-                    warmup_steps_left=0,
-                    written_unix_s=0.0,
-                ),
+                progress=progress(manifest, trained.schema_digest, round, state.next_sample),
                 theta=theta,
                 memory=torch.zeros_like(theta),
                 model=state,
@@ -142,3 +152,34 @@ def test_what_cannot_be_exported_is_refused(home: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"round 2 .* is damaged"):
         export(home, tmp_path / "out", [])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_and_a_tokenizer_of_this_disk_are_found_again(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "llama")
+    (tmp_path / "tokenizer.json").write_text(train_tokenizer([TEXT], vocabulary=300))
+    own = (
+        *("run.id=mine", "model.name=our/model", "model.tokenizer=file"),
+        f"device.model_folder={tmp_path / 'model'}",
+        f"data.tokenizer_file={tmp_path / 'tokenizer.json'}",
+    )
+    loaded, vocabulary = with_tokenizer_digest(
+        load([assignment_layer([f"node.home={tmp_path / 'a'}", *own])])
+    )
+    config, manifest = found_or_resume(loaded, now_s=0.0)
+    keep_run(tmp_path / "a", manifest, config)
+    built = model_of(config.model, seed=0, vocabulary=vocabulary, folder=str(tmp_path / "model"))
+    view = ParameterView(built.module)
+    theta = view.read()
+    checkpoints_of(config, tmp_path / "a").write(
+        Checkpoint(
+            progress=progress(manifest, view.schema.digest, 1, 0),
+            theta=theta,
+            memory=torch.zeros_like(theta),
+            model=ModelState(tensors={}, next_sample=0, warmup_steps_left=0),
+        )
+    )
+    export(tmp_path / "a", tmp_path / "out", [])
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    elsewhere = assignment_layer(["device.model_folder=/nowhere"])
+    with pytest.raises(ConfigError, match="no model in /nowhere"):
+        export(tmp_path / "a", tmp_path / "other", [elsewhere])

@@ -75,7 +75,7 @@ async def test_a_node_that_is_asked_to_leave_saves_its_round_and_goes_on_from_it
         # It may have been asked between two rounds.
         assert saved in (at, at + 1)
 
-        [again] = await swarm.nodes_of_run("leave", entry, 1, *settings)
+        again = await swarm.launch("leave", "resume")
         await again.reached(saved + 1)
         assert again.of(RoundStarted)[0].round == saved
         assert any("resumed from the checkpoint" in notice.text for notice in again.of(Notice))

@@ -12,7 +12,7 @@ import pytest
 
 from gasloc_p2p.commands.lifetime import INTERRUPTED_EXIT_CODE
 from gasloc_p2p.data.supply import DATA_FOLDER
-from gasloc_p2p.node.events import Invitation, Left, Notice, Online, RoundFinished, Training
+from gasloc_p2p.node.events import Invitation, Notice, Online, Training
 from gasloc_p2p.node.result import read_thetas
 from tests.data.hub import MockHub
 from tests.data.texts import documents, write_parquet
@@ -95,12 +95,11 @@ async def test_a_node_leaves_while_it_waits_for_text(hub: MockHub, tmp_path: Pat
 
         hub.down = False
         hub.script.extend(["gated"] * 2)
-        [node] = await swarm.nodes_of_run("gated", entry, 1, *text)
-        await node.first(Online)
+        node = await swarm.launch("gated", "start", *sets("run.id=gated", *text))
         assert await node.ended() == 11
         assert "is gated" in node.child.last_words()
-        assert not node.of(RoundFinished)
-        assert not node.of(Left)
+        assert not node.of(Online)
+        assert not (tmp_path / "gated").exists()
 
 
 async def test_nodes_train_a_model_of_a_hub_and_tell_its_troubles(

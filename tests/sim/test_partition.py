@@ -20,7 +20,10 @@ HEALED_S = 160
 
 def split_swarm(away: int, *, slow: range, pace: str) -> list[SimulatedPeer]:
     """Run 6 peers of which the first `away` are cut off from 20 s to 160 s."""
-    timed = ("pace.mode=seconds", "pace.period_s=4", "pace.start_delay_s=2")
+    timed = (
+        *("pace.mode=seconds", "pace.period_s=4", "pace.start_delay_s=2"),
+        "pace.exchange_budget_s=3",
+    )
     config = quick_config(
         "run.initial_peers=6",
         "run.rounds=200",

@@ -27,7 +27,10 @@ SHORT = {**FAST, "run.rounds": 2, "inner.local_steps": 1}
 
 STUDIES: dict[str, tuple[Study, dict[str, Any]]] = {
     "multi-step": (MultiStep(peers=(3,)), SHORT),
-    "single-step": (SingleStep(peers=(2,), rates=(0.001, 0.002)), {**FAST, "run.rounds": 2}),
+    "single-step": (
+        SingleStep(peers=(2,), rates=(0.001, 0.002)),
+        {**FAST, "run.rounds": 2, "inner.warmup_rounds": 1},
+    ),
     "local-steps": (LocalSteps(peers=(2,), total_steps=2, local_steps=(1, 2)), FAST),
     "outer-sensitivity": (
         OuterSensitivity(
