@@ -70,7 +70,7 @@ class Mode:
 
 
 MODES: Final = (
-    Mode(name="default", settings=(), first=10, rounds=12),
+    Mode(name="default", settings=(), first=10, rounds=24),
     Mode(
         name="overlap",
         settings=("gossip.overlap=true", "outer.rule=local"),
