@@ -57,6 +57,8 @@ T = TypeVar("T")
 MANIFEST_ATTEMPTS = 5
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PAUSE_S = 1.0
+TEXT_DEADLINE_S = 2.0
+"""Threads that read text end at once, unless a hub keeps them waiting."""
 
 
 class WallClock:
@@ -360,3 +362,4 @@ async def _train(
     finally:
         closing.close()
         compute.close()
+        await asyncio.to_thread(closing.join, deadline_s=TEXT_DEADLINE_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,5 +97,5 @@ async def open_text(
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, found, failure)
 
-    threading.Thread(target=work, name="text", daemon=True).start()
+    closing.start(work, name="opening the text")
     return await opened

@@ -7,7 +7,9 @@ that a checkpoint has to keep; see docs/design.md section 6.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -31,11 +33,18 @@ MEMORY_BYTES = 32 << 20
 
 
 class Closing:
-    """Tells threads that nobody waits for what they do any more."""
+    """Starts threads, and tells them that nobody waits for what they do any more."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
         self._wakers: list[Callable[[], None]] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[[], None], *, name: str) -> None:
+        """Let a thread do `work`; it does not hold up the end of the process."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def wakes(self, wake: Callable[[], None]) -> None:
         """Have `close` call `wake`."""
@@ -46,6 +55,19 @@ class Closing:
         self._closed.set()
         for wake in self._wakers:
             wake()
+
+    def join(self, *, deadline_s: float = math.inf) -> None:
+        """Wait for the end of the threads.
+
+        One that C++ called back from would end the whole process with SIGABRT if it went on after
+        the interpreter has been taken down.
+
+        Args:
+            deadline_s: seconds after which those that still wait for a hub are left to themselves.
+        """
+        until_s = time.monotonic() + deadline_s
+        for thread in self._threads:
+            thread.join(min(threading.TIMEOUT_MAX, max(0.0, until_s - time.monotonic())))
 
     @property
     def closed(self) -> bool:
@@ -104,7 +126,7 @@ class Feed:
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
         self._wakers: list[Callable[[], None]] = []
-        self._thread: threading.Thread | None = None
+        self._begun = False
         closing.wakes(self._tell)
 
     def batch(self, windows: int) -> Tensor:
@@ -175,13 +197,9 @@ class Feed:
             self._say(f"training goes on after {waited_s:.0f} s without text")
 
     def close(self) -> None:
-        """End the thread, soon; it may still wait for a hub."""
+        """End the thread and wait for it; it may still wait for a hub."""
         self._closing.close()
-
-    def join(self) -> None:
-        """Wait for the end of the thread."""
-        if self._thread is not None:
-            self._thread.join()
+        self._closing.join()
 
     def trained_on(self) -> Sequence[Entry]:
         """Return the units of which samples were drawn, in order."""
@@ -189,9 +207,9 @@ class Feed:
 
     def _begin(self, windows: int) -> None:
         self._windows = windows
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="text", daemon=True)
-            self._thread.start()
+        if not self._begun:
+            self._begun = True
+            self._closing.start(self._run, name="text")
 
     def _can_answer(self, windows: int) -> bool:
         return self._is_there(windows) or self._failure is not None

@@ -98,7 +98,6 @@ def following(
         yield Follower(feed, shelf, stream, closing, said, pauses_s)
     finally:
         feed.close()
-        feed.join()
 
 
 def shards_of(source: MockHub | Path, patience: Patience) -> Shards:

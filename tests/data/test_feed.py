@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from gasloc_p2p.core.errors import DataError
+from gasloc_p2p.data.feed import Closing
 from gasloc_p2p.data.order import is_held_out
+from gasloc_p2p.data.patience import ClosedError, Patience
 from gasloc_p2p.data.shelf import INDEX, Shelf
 from gasloc_p2p.train.learner import Learner
 from gasloc_p2p.train.model import build_model
@@ -255,6 +258,16 @@ def test_a_full_disk_costs_the_buffer_and_nothing_else(
     ]
 
 
+def held_bytes(folder: Path) -> int:
+    """Return what the units of a buffer take, while its thread goes on."""
+    held = 0
+    for path in folder.glob("unit-*"):
+        # What was renamed or dropped in the meantime counts no more.
+        with suppress(FileNotFoundError):
+            held += path.stat().st_size
+    return held
+
+
 def test_the_buffer_stays_below_its_limit_and_counts_all_that_it_holds(
     source: Path, tmp_path: Path, undisturbed: list[Tensor]
 ) -> None:
@@ -262,10 +275,8 @@ def test_the_buffer_stays_below_its_limit_and_counts_all_that_it_holds(
     with following(source, tmp_path / "home", limit_bytes=limit) as peer:
         for expected in undisturbed:
             assert torch.equal(peer.feed.batch(WINDOWS), expected)
-            held = sum(path.stat().st_size for path in (tmp_path / "home").glob("unit-*"))
-            assert held <= limit + 2 * 1000
+            assert held_bytes(tmp_path / "home") <= limit + 2 * 1000
         peer.feed.close()
-        peer.feed.join()
         on_disk = sum(path.stat().st_size for path in (tmp_path / "home").iterdir())
         assert peer.shelf.held_bytes == on_disk
         assert len(list(peer.shelf.units())) < len(peer.shelf.entries)
@@ -343,3 +354,21 @@ def test_nothing_but_empty_documents_ends_the_training(tmp_path: Path) -> None:
         pytest.raises(DataError, match="no text to train on"),
     ):
         peer.windows(1)
+
+
+def test_a_thread_that_waits_for_a_hub_is_gone_once_it_was_told_to_be() -> None:
+    closing, waits, ended = Closing(), threading.Event(), threading.Event()
+    patience = Patience(lambda text: waits.set(), closing.pause)
+
+    def work() -> None:
+        with pytest.raises(ClosedError):
+            patience.endure("the hub is out of order")
+        ended.set()
+
+    closing.start(work, name="text")
+    assert waits.wait(10)
+    closing.join(deadline_s=0.0)
+    assert not ended.is_set()
+    closing.close()
+    closing.join()
+    assert ended.is_set()

@@ -74,7 +74,6 @@ def drawn(supply: Supply, batches: int = 4) -> torch.Tensor:
     found = torch.cat([supply.samples.batch(2) for _ in range(batches)])
     if isinstance(supply.samples, Feed):
         supply.samples.close()
-        supply.samples.join()
     return found
 
 
