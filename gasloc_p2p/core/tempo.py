@@ -140,12 +140,15 @@ class Tempo:
         unawaited = slow if self._late else ()
         awaited_s = [s for p, s in expected_s.items() if p not in unawaited]
         exchange_s = max(awaited_s, default=0.0)
-        steps = self._steps(every, exchange_s, typical_s)
+        # One whose own link is slow, or may be, is like that in all rounds.
+        is_usual = self.rates.knows_transfers and not self._has_slow_link
+        unheld = is_usual and bool(unawaited) and not awaited_s
+        steps = self._steps(every, exchange_s, typical_s, unheld=unheld)
         return StepPlan(
             steps=steps,
             full_steps=self._local_steps * every,
             every=every,
-            reason=self._reason(steps, every),
+            reason=self._reason(steps, every, unheld=unheld),
             exchange_s=exchange_s,
             expected_s=MappingProxyType(expected_s),
             slow=slow,
@@ -178,7 +181,7 @@ class Tempo:
             least_s *= TOLERANCE
         return self._chooser.consider(least_s=least_s, cycle_s=self._cycle_s)
 
-    def _steps(self, every: int, exchange_s: float, typical_s: float) -> int:
+    def _steps(self, every: int, exchange_s: float, typical_s: float, *, unheld: bool) -> int:
         full = self._local_steps * every
         step_s, cycle_s = self.rates.step_s, every * self._cycle_s
         if not self._adapt or self._period_s or not (step_s and cycle_s):
@@ -198,6 +201,9 @@ class Tempo:
         fitting = full if abs(left_s) <= same_s else full + left_s / step_s
         base = self._bounded(fitting, every)
         self._before = base, every
+        if unheld and not self._overlap:
+            # The others are exchanging meanwhile; in the next round it would wait for them.
+            return _whole(base + usual_s / step_s)
         extra_s = exchange_s - usual_s if typical_s and not self._overlap else 0.0
         return max(1, _whole(base - extra_s / step_s)) if extra_s > same_s else base
 
@@ -210,12 +216,12 @@ class Tempo:
         most = min(max(1, most), MOST_STEPS_FACTOR * full)
         return max(1, _whole(min(most, max(least, fitting))))
 
-    def _reason(self, steps: int, every: int) -> str:
+    def _reason(self, steps: int, every: int, *, unheld: bool) -> str:
         full = self._local_steps * every
         if steps == full:
             return ""
         if steps > full:
-            why = "faster than most"
+            why = "nobody to wait for" if unheld and self._before[0] <= full else "faster than most"
         # Whose steps would fit if there were no exchange is held up by the exchange.
         elif full * self.rates.step_s <= (1 + SAME_SHARE) * every * self._cycle_s:
             why = "link-bound"

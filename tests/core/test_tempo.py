@@ -146,6 +146,16 @@ def test_a_slow_edge_that_is_not_awaited_costs_nothing() -> None:
     assert peer.tempo.rates.exchange_s == 1.0
 
 
+def test_while_the_others_exchange_a_peer_trains_on_that_waits_for_nobody() -> None:
+    peer = machine(late=True)
+    peer.settle()
+    for _ in range(3):
+        plan = peer.round(partners={"slow": 2.5})
+        assert (plan.exchange_s, plan.steps) == (0.0, H + 10), "an exchange lasts ten steps"
+        assert plan.reason == "nobody to wait for: 40 of 30 steps"
+    assert peer.round().steps == H
+
+
 def test_a_slow_link_costs_no_steps_where_nobody_waits_for_it() -> None:
     peer = machine(transfer_s=9.0, late=True)
     assert {peer.round().steps for _ in range(9)} == {H}
