@@ -275,7 +275,8 @@ def bootstrap(config: ConfigFile = None, set_: Set = None, debug: Debug = False)
 @app.command(short_help="Write a checkpoint's model for transformers.")
 def export(
     source: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="A node's home, or a checkpoint in it.")
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="A run, a node's home, or a checkpoint in it."),
     ],
     folder: Annotated[Path, typer.Argument(help="Folder to write, empty or not there yet.")],
     config: ConfigFile = None,

@@ -9,6 +9,7 @@ from gasloc_p2p.commands.arguments import check_place, read_addresses
 from gasloc_p2p.commands.home import home_of, kept_manifest
 from gasloc_p2p.commands.ranks import loopback
 from gasloc_p2p.config import Config
+from gasloc_p2p.core.errors import DataError
 from gasloc_p2p.data.patience import ClosedError, Patience
 from gasloc_p2p.data.shards import HUB
 from gasloc_p2p.data.supply import DATA_FOLDER, LISTING_FILE, is_streamed, training_documents
@@ -84,11 +85,18 @@ def check_text(data: DataConfig, home: Path, *, window_bytes: int = 0) -> None:
     with tempfile.TemporaryDirectory(prefix="gasloc-") as folder:
         documents = training_documents(data, folder=Path(folder), patience=patience, limit_bytes=1)
         try:
-            next(documents, None)
+            found = next(documents, None)
         except ClosedError:
             return
         finally:
             documents.close()
+    if found is None:
+        raise DataError(
+            f"There is no text to train on in {data.path}.",
+            why=f"No document there has text under {data.text_field!r}, or all are held out for "
+            "validation.",
+            fix="See what the files hold, or name others: --set data.path=FILE",
+        )
 
 
 def _give_up(pause_s: float) -> None:

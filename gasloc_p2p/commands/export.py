@@ -6,7 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gasloc_p2p.commands.home import RUN_FILE, checkpoints_of, home_layers, kept_manifest
+from gasloc_p2p.commands.home import (
+    RUN_FILE,
+    checkpoints_of,
+    home_layers,
+    homes,
+    kept_manifest,
+)
 from gasloc_p2p.commands.model import with_model_here
 from gasloc_p2p.config import Layer, load
 from gasloc_p2p.core.errors import CheckpointError, ConfigError
@@ -24,7 +30,8 @@ def export(source: Path, folder: Path, layers: Sequence[Layer]) -> None:
     """Write the model of a checkpoint into a folder.
 
     Args:
-        source: the home of a node, whose newest checkpoint is taken, or one checkpoint in it.
+        source: the home of a node, whose newest checkpoint is taken, or one checkpoint in it; or
+            the name of a run below ~/.gasloc.
         folder: where to; empty, or not there yet.
         layers: this machine's own settings, where they are not those that the node was started
             with.
@@ -40,6 +47,8 @@ def export(source: Path, folder: Path, layers: Sequence[Layer]) -> None:
             why="what it holds would be mixed up with the model",
             fix="name a folder that is empty or not there yet",
         )
+    if not source.exists():
+        source = next((home for home in homes() if Path(home.name) == source), source)
     home, manifest = _home_of(source)
     config = load(home_layers(home, layers)).config
     store = checkpoints_of(config, home)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from blake3 import blake3
@@ -10,7 +13,7 @@ from blake3 import blake3
 from gasloc_p2p.commands.arguments import make_folder, write_text_file
 from gasloc_p2p.commands.model import check_model, with_model_here
 from gasloc_p2p.config import Config, Layer, LoadedConfig, file_layer, load, tables_to_toml
-from gasloc_p2p.core.errors import ConfigError, DiskError, ManifestError
+from gasloc_p2p.core.errors import ConfigError, DiskError, IdentityError, ManifestError
 from gasloc_p2p.core.manifest import Manifest, parse_manifest
 from gasloc_p2p.data.shards import HUB
 from gasloc_p2p.founding import found, manifest_layer
@@ -37,6 +40,29 @@ def home_of(config: Config, name: str) -> Path:
     if config.node.home:
         return Path(config.node.home).expanduser()
     return Path.home() / ".gasloc" / name
+
+
+def hold_home(home: Path) -> Callable[[], None]:
+    """Keep other nodes out of a home, which is made if need be; return what lets them in again.
+
+    Raises:
+        IdentityError: another node is in it.
+    """
+    make_folder(home)
+    descriptor = os.open(home, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise IdentityError(
+            f"another node runs in {home}",
+            why="two of them would overwrite each other's checkpoints and results",
+            fix="end that one, or give this one a home of its own with --set node.home=FOLDER",
+        ) from None
+    except OSError:
+        # Some network file systems know no locks; the identity has one of its own.
+        pass
+    return partial(os.close, descriptor)
 
 
 def open_identity(config: Config, home: Path) -> Identity:
@@ -115,7 +141,7 @@ def require_same_run(config: Config, kept: Manifest, home: Path) -> None:
                     f"{home} holds run {kept.run_id}, in which {section}.{key} is {there!r} and "
                     f"not {value!r}",
                     why="a run goes on with the settings that it was founded with",
-                    fix="repeat those settings to resume it, or name another folder for this run",
+                    fix="leave out what differs, or name another folder for a run with other settings",
                 )
 
 

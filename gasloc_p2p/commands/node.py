@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import SupportsFloat, TypeVar
 
 import torch
 
@@ -20,9 +18,11 @@ from gasloc_p2p.commands.arguments import (
     write_text_file,
 )
 from gasloc_p2p.commands.beforehand import check_own, check_start
+from gasloc_p2p.commands.compute import ThreadCompute, WallClock
 from gasloc_p2p.commands.home import (
     checkpoints_of,
     found_or_resume,
+    hold_home,
     home_of,
     keep_run,
     open_identity,
@@ -41,7 +41,6 @@ from gasloc_p2p.core.manifest import (
     parse_invite,
     parse_manifest,
 )
-from gasloc_p2p.core.substrate import LocalModel
 from gasloc_p2p.data.feed import Closing, Feed
 from gasloc_p2p.display import make_display
 from gasloc_p2p.founding import manifest_layer, pace_of, require_node_rule
@@ -52,56 +51,11 @@ from gasloc_p2p.net.supervised import SupervisedNetwork
 from gasloc_p2p.node.events import Event, Invitation, Notice, Observer, Online
 from gasloc_p2p.node.node import Node
 
-T = TypeVar("T")
-
 MANIFEST_ATTEMPTS = 5
 MANIFEST_DEADLINE_S = 5.0
 MANIFEST_PAUSE_S = 1.0
 TEXT_DEADLINE_S = 2.0
 """Threads that read text end at once, unless a hub keeps them waiting."""
-
-
-class WallClock:
-    """The machine's own clock."""
-
-    def unix_s(self) -> float:
-        """Return seconds since the Unix epoch."""
-        return time.time()
-
-
-class ThreadCompute:
-    """Runs tensor work in one thread, so that calls keep their order and the loop stays free.
-
-    Files are written and read in another one.
-    """
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
-        self._files = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
-        self._text_ready: Callable[[], Awaitable[None]] | None = None
-
-    def wait_for_text(self, ready: Callable[[], Awaitable[None]]) -> None:
-        """From now on wait for `ready()` before an inner step, with the thread free for others."""
-        self._text_ready = ready
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` in the thread and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
-    async def step(self, model: LocalModel, lr: float) -> SupportsFloat:
-        """Do one inner step of `model` in the thread and return its loss."""
-        if self._text_ready is not None:
-            await self._text_ready()
-        return await self.run(partial(model.step, lr))
-
-    async def aside(self, work: Callable[[], T]) -> T:
-        """Run `work` in the thread for files and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._files, work)
-
-    def close(self) -> None:
-        """Let the threads end once they are idle."""
-        for executor in (self._executor, self._files):
-            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def start(loaded: LoadedConfig) -> None:
@@ -120,9 +74,11 @@ def start(loaded: LoadedConfig) -> None:
     config = _with_bootstrap(config, bootstrap)
     # Where a hub's model lies on this disk is no choice of a person's.
     own = config.model_copy(update={"device": loaded.config.device})
-    # Whoever holds the identity also owns the invite's file.
+    # Whoever is in the home also owns the invite's file.
+    hold_home(home_of(config, config.run.id))()
     open_identity(config, home_of(config, config.run.id)).close()
     remove_stale_file(config.node.invite_file)
+    compute = ThreadCompute()
 
     async def main(leave: Leave) -> None:
         display = make_display(
@@ -149,9 +105,10 @@ def start(loaded: LoadedConfig) -> None:
                     observe(Notice(text=f"to resume this run later: gasloc resume {where}"))
                 if config.node.invite_file:
                     write_text_file(config.node.invite_file, invite.encode())
-                await _train(config, own, manifest, network, observe, leave)
+                await _train(config, own, manifest, network, compute, observe, leave)
 
     run_until_asked(main, exit_with_stdin=config.node.exit_with_stdin)
+    compute.end_process()
 
 
 def join(invite_text: str, layers: Sequence[Layer]) -> None:
@@ -167,6 +124,7 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
     invite = parse_invite(read_argument(invite_text))
     own = load(_local_only(layers)).config
     check_own(own, home_of(own, invite.run_id))
+    compute = ThreadCompute()
 
     async def main(leave: Leave) -> None:
         # Until the manifest is here, nobody knows how many rounds a live table would have.
@@ -199,9 +157,11 @@ def join(invite_text: str, layers: Sequence[Layer]) -> None:
                 display.observe(
                     0, Online(peer_id=network.peer_id, addresses=await network.addresses())
                 )
-                await _train(config, config, manifest, network, _only_peer(display.observe), leave)
+                observe = _only_peer(display.observe)
+                await _train(config, config, manifest, network, compute, observe, leave)
 
     run_until_asked(main, exit_with_stdin=own.node.exit_with_stdin)
+    compute.end_process()
 
 
 def _with_bootstrap(config: Config, addresses: tuple[str, ...]) -> Config:
@@ -252,6 +212,7 @@ class _Online:
 
     async def __aenter__(self) -> SupervisedNetwork:
         async with AsyncExitStack() as undo:
+            undo.callback(hold_home(self._home))
             identity = open_identity(self._config, self._home)
             undo.callback(identity.close)
             network = await SupervisedNetwork.create(
@@ -314,10 +275,10 @@ async def _train(
     own: Config,
     manifest: Manifest,
     network: SupervisedNetwork,
+    compute: ThreadCompute,
     observe: Observer,
     leave: Leave,
 ) -> None:
-    compute = ThreadCompute()
     torch.set_num_threads(config.node.threads)
     home = home_of(config, config.run.id)
     closing = Closing()
@@ -350,7 +311,7 @@ async def _train(
             )
             result = await node.run(leave)
         try:
-            written = await compute.run(lambda: result.write(home))
+            written = await compute.aside(lambda: result.write(home))
         except DiskError as error:
             raise result.unsaved or error from error
         if not written:

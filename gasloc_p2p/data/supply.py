@@ -327,7 +327,9 @@ def _open_stream(
     """Open the stream, and empty the shelf if it holds that of other settings."""
     shards = open_shards(data, shelf=shelf, patience=patience)
     held_out = data.validation_fraction or HELD_OUT_DOCUMENTS
-    decides = [data.path, data.text_field, held_out, tokenizer.digest, seed, peer_id]
+    # The same files may be named from another folder the next time.
+    place = str(Path(data.path).expanduser().resolve()) if shards.local else data.path
+    decides = [place, data.text_field, held_out, tokenizer.digest, seed, peer_id]
     identity = json.dumps([*decides, shards.version, *shards.names]).encode()
     digest = blake3(identity).hexdigest().encode()
     if shelf.read_text(STREAM_FILE) != digest:

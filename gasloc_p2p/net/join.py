@@ -104,7 +104,8 @@ async def join(identity: Identity, config: NetConfig, *, warn: Callable[[str], N
         f"none of the {len(reasons)} bootstrap addresses leads into the swarm",
         why="\n".join(f"{address}: {reasons[address]}" for address in config.bootstrap),
         fix="check this machine's connection and that one of those peers runs; if the run is "
-        "over, nobody is there any more; else ask for a fresh invite",
+        "over, nobody is there any more; else ask for a fresh invite, or go on alone with "
+        "--set net.bootstrap=",
     )
 
 

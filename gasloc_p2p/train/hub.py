@@ -22,6 +22,8 @@ from gasloc_p2p.train.settings import ModelConfig
 
 DEFAULT_LENGTH: Final = 1024
 """Tokens of a window where nothing else is said and the model takes so many."""
+MOST_BYTES: Final = 384
+"""A model that was trained on bytes knows no more tokens than 256 and some marks."""
 USUAL_DEVIATION: Final = 0.02
 """Of initial matrices, for architectures that name none."""
 _PROBE_TOKENS: Final = 8
@@ -110,6 +112,18 @@ class NamedModel:
                 f"the tokenizer has {vocabulary} tokens, and {self.model.name} {has}",
                 why="existing weights go with the tokenizer that they were trained with",
                 fix="set model.tokenizer to that of the model, or model.weights=fresh",
+            )
+        if (
+            self.model.weights == "existing"
+            and self.model.tokenizer == "bytes"
+            and has > MOST_BYTES
+        ):
+            raise ConfigError(
+                f"the tokens of this run are bytes, and {self.model.name} knows {has} tokens",
+                why="existing weights go with the tokenizer that they were trained with, and to "
+                "them bytes are other tokens",
+                fix=f"set model.tokenizer={self.model.name}, or `file` with data.tokenizer_file, "
+                "or model.weights=fresh",
             )
 
     def build(self, *, seed: int, vocabulary: int) -> nn.Module:

@@ -22,7 +22,7 @@ import torch
 import uvloop
 from torch import Tensor
 
-from gasloc_p2p.commands.node import ThreadCompute
+from gasloc_p2p.commands.compute import ThreadCompute
 from gasloc_p2p.core.codecs import Codec, Keys, block_max_difference, codec_named
 from gasloc_p2p.core.exchange import Exchange
 from gasloc_p2p.core.substrate import Stream

@@ -18,11 +18,12 @@ from gasloc_p2p.train.settings import DataConfig
 from tests.cli.test_cli import assert_explained, gasloc
 from tests.data.hub import MockHub
 from tests.data.texts import documents, write_json_lines, write_parquet
-from tests.train.tiny_models import write_model
+from tests.train.tiny_models import change_config, write_model
 
 OWN: Sequence[tuple[str, type[GaslocError], str]] = (
     ("data.path=/nowhere/text", DataError, "no text file or folder at /nowhere/text"),
     ("data.path=FOLDER/lines.jsonl", DataError, "no text field 'text'"),
+    ("data.path=FOLDER/empty.jsonl", DataError, "no text to train on"),
     ("data.path=FOLDER/gone.parquet", DataError, "gone.parquet cannot be read"),
     ("data.tokenizer_file=/nowhere/tokenizer.json", DataError, "'/nowhere/tokenizer.json'"),
     ("data.tokenizer_file=FOLDER/lines.jsonl", DataError, "is no tokenizer"),
@@ -48,6 +49,7 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "mine"
     write_json_lines(folder / "lines.jsonl", ["a", "b"], field="body")
     (folder / "short.txt").write_text("too short")
+    (folder / "empty.jsonl").touch()
     return folder
 
 
@@ -101,6 +103,11 @@ def test_a_model_that_does_not_fit_the_run_is_refused_before_it_is_built(tmp_pat
     ):
         with pytest.raises(ConfigError, match=words):
             check(*named, *settings, vocabulary=300)
+    check(*named, "model.weights=existing")
+    change_config(tmp_path, vocab_size=1000)
+    with pytest.raises(ConfigError, match=r"are bytes, and their/model knows 1000 tokens"):
+        check(*named, "model.weights=existing")
+    check(*named, "model.weights=existing", "model.tokenizer=their/model")
 
 
 def test_a_hub_is_asked_once_and_not_waited_for(

@@ -10,13 +10,14 @@ import pytest
 from gasloc_p2p.commands.home import (
     RUN_FILE,
     found_or_resume,
+    hold_home,
     home_layers,
     keep_manifest,
     keep_run,
 )
 from gasloc_p2p.commands.resume import home_of_run
 from gasloc_p2p.config import LoadedConfig, assignment_layer, load
-from gasloc_p2p.core.errors import ConfigError, DiskError
+from gasloc_p2p.core.errors import ConfigError, DiskError, IdentityError
 from tests.train.tiny_models import write_model
 
 
@@ -63,6 +64,16 @@ def test_a_home_without_room_is_explained(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="cannot write") as caught:
         keep_manifest(tmp_path, founded)
     assert caught.value.why == "No space left on device"
+
+
+def test_two_nodes_are_never_in_one_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    leave = hold_home(home)
+    with pytest.raises(IdentityError, match="another node runs in") as caught:
+        hold_home(home)
+    assert "--set node.home=FOLDER" in caught.value.fix
+    leave()
+    hold_home(home)()
 
 
 def test_founding_fills_in_the_digest_of_a_named_model(tmp_path: Path) -> None:

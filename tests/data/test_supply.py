@@ -101,6 +101,17 @@ def test_peers_are_tried_on_the_same_text_wherever_it_lies(served: MockHub, tmp_
     assert not torch.equal(drawn(hub), drawn(local))
 
 
+def test_the_same_files_may_be_named_from_another_folder(
+    served: MockHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(served.folder)
+    here = hub_data(served, path="data/part-1.parquet")
+    drawn(opened(tmp_path / "home", here)[0])
+    there = hub_data(served, path=str(served.folder / "data" / "part-1.parquet"))
+    _, said = opened(tmp_path / "home", there)
+    assert not any("begins anew" in text for text in said)
+
+
 def test_other_settings_begin_the_stream_anew(served: MockHub, tmp_path: Path) -> None:
     drawn(opened(tmp_path / "home", hub_data(served))[0])
     data = hub_data(served, path=str(served.folder / "data" / "part-1.parquet"))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from gasloc_p2p.commands.node import ThreadCompute
+from gasloc_p2p.commands.compute import ThreadCompute
 from gasloc_p2p.core.errors import CheckpointError, DiskError
 from gasloc_p2p.node.checkpoint import Checkpoint, CheckpointStore
 from gasloc_p2p.node.events import Event, Notice

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import torch
 
+from gasloc_p2p.commands.compute import ThreadCompute
 from gasloc_p2p.commands.learner import learner_of
-from gasloc_p2p.commands.node import ThreadCompute
 from gasloc_p2p.config import Config, assignment_layer, load
 from gasloc_p2p.core.errors import ConfigError, DeviceError
 from gasloc_p2p.core.types import EdgeKind

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gasloc_p2p.commands.node import ThreadCompute, WallClock
+from gasloc_p2p.commands.compute import ThreadCompute, WallClock
 from gasloc_p2p.config import Config, assignment_layer, load
 from gasloc_p2p.core.substrate import Network
 from gasloc_p2p.founding import found, pace_of
