@@ -141,7 +141,7 @@ def require_same_run(config: Config, kept: Manifest, home: Path) -> None:
                     f"{home} holds run {kept.run_id}, in which {section}.{key} is {there!r} and "
                     f"not {value!r}",
                     why="a run goes on with the settings that it was founded with",
-                    fix="leave out what differs, or name another folder for a run with other settings",
+                    fix="leave out what differs, or name another folder for another run",
                 )
 
 

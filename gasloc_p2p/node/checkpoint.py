@@ -32,7 +32,7 @@ from gasloc_p2p.core.guard import GuardState
 from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import PeerId
 from gasloc_p2p.core.vectors import is_finite
-from gasloc_p2p.node.disk import lacking, require_room
+from gasloc_p2p.node.disk import lacking, needless, require_room
 from gasloc_p2p.node.report import RoundReport
 from gasloc_p2p.node.sealed import (
     DTYPE_NAMES,
@@ -187,9 +187,10 @@ class CheckpointStore:
         """Refuse to begin where not even one checkpoint like this one can be kept.
 
         Raises:
-            DiskError: there is no room for it.
+            DiskError: there is none, and no room for it.
         """
-        require_room(_needed_bytes(checkpoint), self._folder)
+        if not self.rounds():
+            require_room(_needed_bytes(checkpoint), self._folder)
 
     def write(
         self, checkpoint: Checkpoint, *, abandoned: Callable[[], bool] = lambda: False
@@ -197,7 +198,7 @@ class CheckpointStore:
         """Write `checkpoint`; then remove those beyond `keep`, and those of later rounds.
 
         Later ones belong to a course that this node went back from. Until the last step has
-        succeeded all others stay as they are.
+        succeeded all others stay as they are, or on a full disk at least the newest one.
 
         Args:
             abandoned: asked now and then from this thread; once it says yes, writing stops.
@@ -210,7 +211,10 @@ class CheckpointStore:
             self._folder.mkdir(parents=True, mode=0o700)
             sync_folder(self._folder.parent)
         self._sweep()
-        if why := lacking(_needed_bytes(checkpoint), self._folder):
+        needed_bytes = _needed_bytes(checkpoint)
+        for place in needless(self._places()[:0:-1], needed_bytes, self._folder):
+            _remove(place)
+        if why := lacking(needed_bytes, self._folder):
             raise OSError(errno.ENOSPC, why, str(self._folder))
         _refuse_unfit(checkpoint)
         with TemporaryDirectory(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from gasloc_p2p.core.errors import CheckpointError, DiskError
 from gasloc_p2p.core.substrate import ModelState
 from gasloc_p2p.core.types import EdgeKind
 from gasloc_p2p.node.checkpoint import (
+    SPARE_BYTES,
     Checkpoint,
     CheckpointStore,
     DamagedCheckpointError,
@@ -388,6 +390,32 @@ def test_a_disk_with_too_little_room_is_not_filled(tmp_path: Path) -> None:
         store.write(replace(small_checkpoint(12), theta=huge))
     assert raised.value.errno == errno.ENOSPC
     assert names_in(tmp_path) == ["round-00000008"]
+
+
+def test_older_ones_make_room_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, keep=5)
+    for round in (4, 8, 12):
+        store.write(small_checkpoint(round))
+    whole = shutil.disk_usage(tmp_path)
+    capacity_bytes = held_bytes(tmp_path)
+
+    def usage(folder: Path) -> Any:
+        return whole._replace(free=capacity_bytes - held_bytes(tmp_path) + SPARE_BYTES)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    store.require_room(small_checkpoint(16))
+    store.write(small_checkpoint(16))
+    assert store.rounds() == (16, 12, 8)
+    huge = torch.zeros(1).expand(2**50)
+    with pytest.raises(OSError, match="the disk has"):
+        store.write(replace(small_checkpoint(20), theta=huge))
+    assert store.rounds() == (16, 12, 8), "none goes in vain"
+
+
+def held_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("round-*/*"))
 
 
 def test_a_disk_without_room_for_one_is_found_before_there_is_a_folder(tmp_path: Path) -> None:
