@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -152,10 +153,7 @@ USES: Final = (
         why="pace.mode is steps and rounds do not go by the clock",
     ),
     _Use(
-        keys=(
-            *("run.initial_peers", "pace.adapt_steps", "pace.stride", "pace.edge_floor_s"),
-            "checkpoint.gather_s",
-        ),
+        keys=(*("pace.adapt_steps", "pace.stride", "pace.edge_floor_s", "checkpoint.gather_s"),),
         where=lambda config: config.pace.mode == "steps",
         why="pace.mode is seconds and rounds go by the clock",
     ),
@@ -194,7 +192,8 @@ def idle_settings(loaded: LoadedConfig) -> list[str]:
             value = _value(loaded.config, key)
             chosen = origin in _CHOSEN or origin.startswith(_CHOSEN[0])
             if chosen and value != fields[key].default and not use.where(loaded.config):
-                sentences.append(f"{key} = {value!r} ({origin}) has no effect, since {use.why}")
+                shown = json.dumps(value, ensure_ascii=False)
+                sentences.append(f"{key} = {shown} ({origin}) has no effect, since {use.why}")
     return sentences
 
 

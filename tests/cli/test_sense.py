@@ -77,7 +77,6 @@ IDLE = {
     "pace.period_s": 30.0,
     "pace.start_delay_s": 1.0,
     "pace.exchange_budget_s": 1.0,
-    "run.initial_peers": 2,
     "pace.adapt_steps": False,
     "pace.stride": False,
     "pace.edge_floor_s": 20.0,
@@ -103,7 +102,6 @@ UNLESS = {
     "pace.exchange_budget_s": ("pace.mode=steps", "pace.mode=seconds"),
     "model": ("model.name=''", "model.name=their/model"),
     "device": ("model.name=''", "model.name=their/model"),
-    "run": ("pace.mode=seconds", "pace.mode=steps"),
     "pace": ("pace.mode=seconds", "pace.mode=steps"),
     "checkpoint": ("pace.mode=seconds", "pace.mode=steps"),
 }
